@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_tool.agent_loop.prompt.conversation import IMAGES_COLUMN, OTHER_MEDIA, read_conversation
-from verl_tool.agent_loop.row import listed_tools, own_max_turns, reject_media, sent_to_tools, uses_tools
+from verl_tool.agent_loop.row import build_call_extra, listed_tools, reject_media, row_max_turns, uses_tools
 from verl_tool.checks.row_files import RowFile
 from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError
@@ -84,10 +84,10 @@ def _problem(row: Mapping[str, Any], index: int, path: Path) -> Problem:
         ability=str(row.get("ability") or ""),
         extra_info=extra_info,
         use_tool=uses_tools(row.get("use_tool"), where),
-        tools_kwargs=sent_to_tools(tools_kwargs, None, where),
+        tools_kwargs=build_call_extra(tools_kwargs, None, where),
         verification=verification_of(row["reward_model"], where),
         tools=listed,
-        max_turns=own_max_turns(row.get("max_turns"), where),
+        max_turns=row_max_turns(row.get("max_turns"), where),
     )
 
 

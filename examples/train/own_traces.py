@@ -20,7 +20,7 @@ from typing import Any
 
 from traces import END, Part, Trace
 
-from verl_tool.agent_loop.row import listed_tools, sent_to_tools
+from verl_tool.agent_loop.row import build_call_extra, listed_tools
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.protocol import FILES_FIELD
 from verl_tool.servers.execution.in_process import InProcessTools
@@ -77,7 +77,7 @@ def _extra(tools_kwargs: Any, where: str) -> dict[str, Any]:
     if tools_kwargs is not None and not isinstance(tools_kwargs, Mapping):
         raise TraceError(f"{where}: tools_kwargs must be an object, as in extra_info.tools_kwargs of a row")
     try:
-        return sent_to_tools(tools_kwargs, listed_tools(tools_kwargs, None, where), where)
+        return build_call_extra(tools_kwargs, listed_tools(tools_kwargs, None, where), where)
     except ConfigError as error:
         raise TraceError(str(error)) from None
 

@@ -118,8 +118,8 @@ async def test_a_caller_s_own_stop_string_cuts_too() -> None:
 def test_stop_strings_among_the_first_tokens_count_for_nothing() -> None:
     tokens = [*b"a#b#c"]
     assert length_to_stop(tokens, ["#"], MERGING) == 2
-    assert length_to_stop(tokens, ["#"], MERGING, least=2) == 4
-    assert length_to_stop(tokens, ["b#"], MERGING, least=3) == 4
+    assert length_to_stop(tokens, ["#"], MERGING, min_tokens=2) == 4
+    assert length_to_stop(tokens, ["b#"], MERGING, min_tokens=3) == 4
     assert length_to_stop(tokens, ["c#"], MERGING) is None
     assert length_to_stop(tokens, [], MERGING) is None
 

@@ -56,19 +56,19 @@ def test_an_alias_may_repeat_its_option_but_not_contradict_it() -> None:
         ({**INLINE, "max_turns": 1, "min_turns": 2}, "min_turns=2 is above max_turns=1"),
         ({**INLINE, "val_max_turns": 1, "min_turns": 2}, "min_turns=2 is above val_max_turns=1"),
         ({**INLINE, "val_max_turns": 0, "force_finish_for_last_turn": True}, "val_max_turns=0 lets the model write"),
-        ({**INLINE, "enable_agent": False, "tool_schemas": ["a"]}, r"tool_schemas=\['a'\] tells of some"),
-        ({**INLINE, "tool_schemas": "none", "tool_prompt": "system"}, "tool_schemas=none tells of no tool"),
+        ({**INLINE, "enable_agent": False, "tool_schemas": ["a"]}, r"tool_schemas=\['a'\] describes some"),
+        ({**INLINE, "tool_schemas": "none", "tool_prompt": "system"}, "tool_schemas=none describes no tool"),
         ({**INLINE, "max_turns": 0, "force_finish_for_last_turn": True}, "lets the model write nothing"),
         ({**INLINE, "max_start_length": 9, "max_prompt_length": 8}, "max_start_length=9 is above max_prompt_length=8"),
         ({"enable_agent": False, "call_tool_first": True}, "enable_agent=False calls no tool"),
         ({"enable_agent": False, "min_turns": 1}, "enable_agent=False calls no tool"),
         ({}, "inline actions need action_stop_tokens"),
-        ({"action_stop_tokens": [""]}, "an empty string stands in every text"),
+        ({"action_stop_tokens": [""]}, "every text contains the empty string"),
         ({**INLINE, "mtrl_sep": "{obs}"}, "mtrl_sep is set and enable_mtrl is False"),
-        ({"enable_mtrl": True, "mtrl_sep": "obs"}, "holds {obs} 0 times"),
-        ({"enable_mtrl": True, "mtrl_sep": "{obs}{obs}"}, "holds {obs} 2 times"),
+        ({"enable_mtrl": True, "mtrl_sep": "obs"}, "contains {obs} 0 times"),
+        ({"enable_mtrl": True, "mtrl_sep": "{obs}{obs}"}, "contains {obs} 2 times"),
         ({"enable_mtrl": True, "mtrl_sep": "{obs}", "mtrl_role": "tool"}, "mtrl_sep and mtrl_role are both set"),
-        ({"action_stop_tokens": "/no/such/file"}, "'/no/such/file' is no readable file"),
+        ({"action_stop_tokens": "/no/such/file"}, "'/no/such/file' is not a readable file"),
     ],
 )
 def test_wrong_options_are_refused_with_their_mend(values: dict[str, Any], message: str) -> None:
@@ -94,7 +94,7 @@ def test_stop_strings_come_from_a_file(tmp_path: Path, text: str, stops: tuple[s
 def test_a_broken_json_file_of_stop_strings_is_named(tmp_path: Path) -> None:
     file = tmp_path / "stops.json"
     file.write_text('["</a>"')
-    with pytest.raises(ConfigError, match=r"stops\.json starts like a JSON list and is none"):
+    with pytest.raises(ConfigError, match=r"stops\.json starts like a JSON list but is not one"):
         EpisodeOptions.load({"action_stop_tokens": str(file)})
 
 
@@ -117,8 +117,8 @@ def test_names_of_tools_may_stand_in_one_string(written: object, read: object) -
 
 def test_validation_has_limits_of_its_own_where_they_are_set() -> None:
     options = EpisodeOptions.load({**INLINE, "max_turns": 3, "max_response_length": 50, "val_max_turns": 9})
-    validation = options.of_validation()
+    validation = options.for_validation()
     assert (validation.max_turns, validation.max_response_length, validation.val_max_turns) == (9, 50, None)
     assert validation.action_stop_tokens == ("</python>",)
-    assert EpisodeOptions.load({**INLINE, "val_max_response_length": 7}).of_validation().max_response_length == 7
-    assert EpisodeOptions.load(INLINE).of_validation() == EpisodeOptions.load(INLINE)
+    assert EpisodeOptions.load({**INLINE, "val_max_response_length": 7}).for_validation().max_response_length == 7
+    assert EpisodeOptions.load(INLINE).for_validation() == EpisodeOptions.load(INLINE)

@@ -5,7 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from verl_tool.agent_loop.row import listed_tools, own_max_turns, reject_media, sent_to_tools, text_messages, uses_tools
+from verl_tool.agent_loop.row import (
+    build_call_extra,
+    listed_tools,
+    reject_media,
+    row_max_turns,
+    text_messages,
+    uses_tools,
+)
 from verl_tool.errors import ConfigError
 
 
@@ -94,19 +101,19 @@ def test_what_is_no_list_of_tools_is_refused(kwargs: Any, extra_info: Any, words
 
 
 def test_tools_are_sent_what_the_row_gives_them_and_which_of_them_may_run() -> None:
-    assert sent_to_tools(None, None, "row 0") == {}
-    assert sent_to_tools({"unit": "m", "tools": ["a"]}, ("a",), "row 0") == {"unit": "m", "tool_names": ["a"]}
-    assert sent_to_tools({"unit": "m"}, None, "row 0") == {"unit": "m"}
+    assert build_call_extra(None, None, "row 0") == {}
+    assert build_call_extra({"unit": "m", "tools": ["a"]}, ("a",), "row 0") == {"unit": "m", "tool_names": ["a"]}
+    assert build_call_extra({"unit": "m"}, None, "row 0") == {"unit": "m"}
 
 
 @pytest.mark.parametrize(
     ("value", "turns"), [(None, None), (float("nan"), None), (0, 0), (np.int64(4), 4), (np.float64(2.0), 2)]
 )
 def test_a_row_may_have_its_own_number_of_turns(value: object, turns: int | None) -> None:
-    assert own_max_turns(value, "row 0") == turns
+    assert row_max_turns(value, "row 0") == turns
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "3", [3], float("inf")])
 def test_what_is_no_number_of_turns_is_refused(value: object) -> None:
     with pytest.raises(ConfigError, match=r"row 6: max_turns is .*a whole number from 0"):
-        own_max_turns(value, "row 6")
+        row_max_turns(value, "row 6")

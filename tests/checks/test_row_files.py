@@ -41,7 +41,7 @@ def of(folder: Path, kind: str, rows: list[dict[str, Any]]) -> RowFile:
     [
         ([{**TEXT, "images": None}] * 1500 + [{**TEXT, "images": ["a.png"]}], "row 1500 of .* content in 'images'"),
         ([{**TEXT, "pictures": []}, {**TEXT, "pictures": ["a"]}], "row 1 of .* content in 'pictures'"),
-        ([PARTS_OF_TEXT, PART], "row 1 of .*, message 0 holds a part of type 'image'"),
+        ([PARTS_OF_TEXT, PART], "row 1 of .*, message 0 contains a part of type 'image'"),
         ([{**TEXT, "use_tool": "yes"}], "row 0 of .*: use_tool is 'yes'"),
         ([{"prompt": [{"role": "user", "content": "a", "images": ["x"]}]}], "row 0 of .* content in 'images'"),
     ],

@@ -57,7 +57,7 @@ def test_a_manager_of_one_s_own_may_read_other_columns() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"prompt": "a text"}, "row 0: the prompt is no list of messages"),
+        ({"prompt": "a text"}, "row 0: the prompt is not a list of messages"),
         ({"use_tool": "maybe"}, "row 0: use_tool is 'maybe'"),
         ({"extra_info": {"tools_kwargs": {"tools": 3}}}, "row 0: tools_kwargs.tools is 3"),
     ],

@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from verl_tool.agent_loop.prompt.conversation import read_conversation
-from verl_tool.agent_loop.row import sent_to_tools
+from verl_tool.agent_loop.row import build_call_extra
 from verl_tool.content.packed_files import unpack
 from verl_tool.protocol import FILES_FIELD
 from verl_tool.verification import verification_of
@@ -167,7 +167,7 @@ def test_terminal_tasks(tmp_path: Path) -> None:
         assert set(row) == COLUMNS
         folder = tasks / row["extra_info"]["task"]
         assert row["prompt"][1]["content"] == (folder / "instruction.md").read_text().strip()
-        sent = sent_to_tools(row["extra_info"]["tools_kwargs"], None, "row")
+        sent = build_call_extra(row["extra_info"]["tools_kwargs"], None, "row")
         laid_out = folder / "environment" / "files"
         assert set(unpack(sent[FILES_FIELD])) == {
             path.relative_to(laid_out).as_posix() for path in laid_out.rglob("*") if path.is_file()

@@ -84,7 +84,7 @@ def test_tags_of_one_s_own_are_a_list_of_five() -> None:
 
 @pytest.mark.parametrize("spec", ["<a b>", "<>", "[1]", '["a"]', "[", '["a", "<", ">", "b", "c"]'])
 def test_what_is_no_tag_is_refused(spec: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no tag|cannot mark"):
+    with pytest.raises(ConfigError, match=r"is not a tag|cannot mark"):
         format_by_name(spec)
 
 

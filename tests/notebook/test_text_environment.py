@@ -156,7 +156,7 @@ class Picture:
 )
 async def test_a_function_that_answers_with_an_image_is_told_what_to_do(given: object, kind: str) -> None:
     tools = FunctionTools({"plot": lambda query: given}, (TRL,), 100)
-    with pytest.raises(ConfigError, match=f"the tool 'plot' answered with a {kind}.*return .* in words, such as"):
+    with pytest.raises(ConfigError, match=f"the tool 'plot' answered with a {kind}.*return text: a caption"):
         await tools.call("t", "<request><plot>x<call>")
 
 

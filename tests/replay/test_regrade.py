@@ -73,7 +73,7 @@ def test_a_trajectory_that_loses_its_score_is_never_asked_for(tmp_path: Path) ->
     run = stored_run(tmp_path, [("What is 13.1-3?", "ten"), *ROWS[1:]], LINES)
     result = replay(run, "--regrade", "--reward_kwargs", '{"wrong": -1}')
     assert result.exit_code == 1
-    assert "is no number" in result.output
+    assert "is not a number" in result.output
     assert "2 without score" in result.output
 
 

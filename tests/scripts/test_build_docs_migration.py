@@ -13,7 +13,7 @@ from typer import Typer
 from typer.main import get_command
 
 from eval_service import evaluate
-from verl_tool.agent_loop.options import _MENDS, EpisodeOptions
+from verl_tool.agent_loop.options import _REPLACEMENTS, EpisodeOptions
 from verl_tool.servers import ray_serve
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def test_options_of_the_agent_are_those_of_the_loop() -> None:
     assert found - {"actor_rollout_ref.rollout.n"} <= set(EpisodeOptions.model_fields) | {"null"}
     refused = re.search(r"^\| (`retokenization`[^|]*)\|", page.read_text("utf-8"), re.MULTILINE)
     assert refused
-    assert set(names(refused[1])) <= set(_MENDS)
+    assert set(names(refused[1])) <= set(_REPLACEMENTS)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which of the model's tokens are calls, and which are its other text."""
+"""Tell the tokens of calls from the rest of the model's text."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from verl_tool.formats.find import find_calls
 
 
 def action_mask(trajectory: Trajectory, tokenizer: Tokenizer, formats: Sequence[Format] = ALL_FORMATS) -> list[int]:
-    """1 on tokens of the model that belong to a call, else 0. [response_length]
+    """Return 1 for each of the model's tokens that belongs to a call, else 0. [response_length]
 
-    `formats`: those that are searched for in turns whose record does not tell (`Segment.call_spans`).
+    `formats` are used to find the calls of turns that were recorded without `Segment.call_spans`.
     """
     mask: list[int] = []
     for segment in trajectory.response:
-        mask += _of_turn(segment, tokenizer, formats) if segment.generated else [0] * len(segment.tokens)
+        mask += _mask_turn(segment, tokenizer, formats) if segment.generated else [0] * len(segment.tokens)
     return mask
 
 
-def _of_turn(turn: Segment, tokenizer: Tokenizer, formats: Sequence[Format]) -> list[int]:
+def _mask_turn(turn: Segment, tokenizer: Tokenizer, formats: Sequence[Format]) -> list[int]:
     mask = [0] * len(turn.tokens)
     spans = turn.call_spans
     if spans is None:
@@ -34,7 +34,7 @@ def _of_turn(turn: Segment, tokenizer: Tokenizer, formats: Sequence[Format]) -> 
 
 
 def token_at(tokens: Sequence[int], position: int, tokenizer: Tokenizer) -> int:
-    """Index of the token that writes the character at `position`, or of the last one."""
+    """Return the index of the token that writes the character at `position`, or of the last token."""
     low, high = 0, len(tokens) - 1
     while low < high:
         middle = (low + high) // 2

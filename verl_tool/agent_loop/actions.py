@@ -1,4 +1,4 @@
-"""The action in a turn of the model, if there is one, and its calls: found once, here, for all who ask for them."""
+"""Find the action and the calls in a turn of the model. Every other module takes them from here."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ _BYTES_OF_A_CHARACTER = 4
 
 @dataclass(frozen=True)
 class Action:
-    """What the tools are sent of one turn of the model."""
+    """The part of a model's turn that is sent to the tools."""
 
     text: str = ""
     calls: tuple[Call, ...] = ()
-    """Those that the loop's formats find in it, in the order of the text, without overlap."""
+    """Calls that the loop's formats find in `text`, in order and without overlap."""
 
     @property
     def sent_calls(self) -> Sequence[Call]:
-        """`calls`; if there are none, the tag that the action ends with, which may be a tool's own (`calls_sent`)."""
+        """`calls`, or else the tag at the end of the action, which may belong to a tool (see `calls_sent`)."""
         return self.calls or last_tag(self.text)
 
 
 @dataclass(frozen=True)
 class ParsedTurn:
-    """One turn of the model as text."""
+    """One turn of the model, as text."""
 
     text: str
-    """Without the tokens that end the turn."""
+    """The turn without the tokens that end it."""
     raw_text: str
     action: Action
-    """The turn up to the end of the first stop string, else `text`."""
+    """The turn up to the end of the first stop string, or all of `text`."""
     calls_tools: bool
-    """Whether the model asked for the action: it wrote a stop string, or, if there is none to write, a call."""
+    """Whether the model wrote a stop string or, if no stop strings are set, a call."""
 
     @classmethod
     def parse(cls, text: str, raw_text: str, stops: Sequence[str], formats: Sequence[Format]) -> ParsedTurn:
-        """The turn with its calls. `stops`: the strings that end an action, if any."""
+        """Parse one turn. `stops` are the strings that end an action."""
         stopped = stopped_action(raw_text, stops)
         action = text if stopped is None else stopped
         calls = tuple(find_calls(action, formats))
@@ -52,10 +52,10 @@ class ParsedTurn:
 
     @property
     def call_spans(self) -> tuple[tuple[int, int], ...]:
-        """Where in `raw_text` each call begins and ends; a token that ends the turn may be what closes the last one."""
-        return tuple((call.start, self._end_of(call)) for call in self.action.calls)
+        """Start and end of each call in `raw_text`. The token that ends the turn may also close the last call."""
+        return tuple((call.start, self._find_end(call)) for call in self.action.calls)
 
-    def _end_of(self, call: Call) -> int:
+    def _find_end(self, call: Call) -> int:
         if call.end < len(self.action.text):
             return call.end
         return call.end + max(
@@ -64,23 +64,23 @@ class ParsedTurn:
 
 
 def parsed_calls(calls: Iterable[Call]) -> tuple[ParsedCall, ...]:
-    """The calls as records have them."""
+    """Convert calls to the form that records store."""
     return tuple(
         ParsedCall(without_surrogates(call.name), call.arguments_json(), call.start, call.end) for call in calls
     )
 
 
 def calls_of(record: CallRecord) -> tuple[ParsedCall, ...]:
-    """The calls of a recorded action. A record that has none (of another project, or older than the field) is searched
-    with the built-in formats."""
+    """Return the calls of a recorded action. If the record has no `calls` field (it is older, or another project wrote
+    it), search its action with the built-in formats."""
     return parsed_calls(calls_sent(record.action, ALL_FORMATS)) if record.calls is None else record.calls
 
 
 class LoopFormats:
-    """The formats in which the loop finds calls, of all trajectories and of those that may use some tools only."""
+    """The formats in which the loop finds calls: in all trajectories, or in those restricted to some tools."""
 
     def __init__(self, names: Sequence[str] | None, tools: Sequence[ToolDescription] = ()) -> None:
-        """`names`: the option `formats`. `tools`: what ``GET /tools`` of the server tells; empty if nobody knows.
+        """`names` is the option `formats`. `tools` is the server's answer to ``GET /tools``; empty if it is unknown.
 
         Raises ConfigError as `loop_formats` does.
         """
@@ -89,8 +89,8 @@ class LoopFormats:
         self._of_tools = {tool.name: tool.formats for tool in known}
 
     def of(self, listed: Collection[str] | None) -> tuple[Format, ...]:
-        """Those of a trajectory that may use the `listed` tools only: a tag of any other tool is text to it, as on a
-        server that does not have that tool. None: all."""
+        """Return the formats of a trajectory that may use only the `listed` tools (None: all tools). In such a
+        trajectory, the tag of any other tool is plain text, as if the server did not have that tool."""
         if listed is None or not self._of_tools:
             return self.all
         specs = {spec for name in listed for spec in self._of_tools.get(name, ())}
@@ -98,38 +98,39 @@ class LoopFormats:
 
 
 def stopped_action(text: str, stops: Sequence[str]) -> str | None:
-    """The turn up to the end of the first stop string, or None.
+    """Return the turn up to the end of the first stop string, or None if it contains none.
 
-    The last token may hold text behind the stop string. It stays in the tokens, where the model wrote it, and is no
-    part of the action.
+    The last token may hold text after the stop string. That text stays in the tokens but is not part of the action.
     """
     ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
     return text[: min(ends)] if ends else None
 
 
-def length_to_stop(token_ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer, least: int = 0) -> int | None:
-    """How many tokens there are up to the one in which a stop string first becomes complete; None if none does.
+def length_to_stop(
+    token_ids: Sequence[int], stops: Sequence[str], tokenizer: Tokenizer, min_tokens: int = 0
+) -> int | None:
+    """Count the tokens up to the one that first completes a stop string. Returns None if no stop string is complete.
 
-    What an engine that looks for `stops` behind each token would have generated, had it not been interrupted, or had it
-    not drawn several tokens at a time. Behind the first `least` tokens only, as with vLLM's ``min_tokens``.
+    This is the length at which an engine that checks for `stops` after each token would have stopped, had it neither
+    been interrupted nor drawn several tokens at a time. The first `min_tokens` tokens are not searched, as in vLLM.
     """
     if not stops:
         return None
-    skipped = len(tokenizer.decode(token_ids[:least])) if least else 0
+    skipped = len(tokenizer.decode(token_ids[:min_tokens])) if min_tokens else 0
 
     def complete(n: int) -> bool:
         text = tokenizer.decode(token_ids[:n])
         return any(stop in text[max(0, skipped + 1 - len(stop)) :] for stop in stops)
 
-    # Where bytes are tokens, those of an unfinished character spoil the text of the bytes before them.
-    last = range(len(token_ids), max(least, len(token_ids) - _BYTES_OF_A_CHARACTER), -1)
+    # With byte-level tokens, the bytes of an unfinished character corrupt the text of the bytes before them.
+    last = range(len(token_ids), max(min_tokens, len(token_ids) - _BYTES_OF_A_CHARACTER), -1)
     found = next((n for n in last if complete(n)), None)
     if found is None:
         return None
-    low, high = least, found
+    low, high = min_tokens, found
     while low + 1 < high:
         middle = (low + high) // 2
         low, high = (low, middle) if complete(middle) else (middle, high)
-    while earlier := [n for n in range(max(least + 1, high - _BYTES_OF_A_CHARACTER), high) if complete(n)]:
+    while earlier := [n for n in range(max(min_tokens + 1, high - _BYTES_OF_A_CHARACTER), high) if complete(n)]:
         high = earlier[0]
     return high

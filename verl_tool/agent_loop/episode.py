@@ -1,11 +1,11 @@
-"""The loop: one trajectory of a model and its tools, over token ids.
+"""Run one trajectory of a model and its tools, over token ids.
 
     Episode(generator, tools, tokenizer, options).run(prompt_ids)  ->  Trajectory
 
-Training, the eval endpoint and the notebook all drive this loop; none has another. It imports no trainer and no engine.
+Training, the eval endpoint and the notebook all use this loop. It imports neither a trainer nor an engine.
 
-What the model wrote is never decoded and encoded again: text is only looked at to find actions. At each turn the model
-is fed the very tokens that the trajectory records.
+The model's tokens are never decoded and encoded again; their text is used only to find actions. At each turn the model
+is fed exactly the tokens that the trajectory records.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from verl_tool.agent_loop.observation import ControlTokens
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for, user_renderer
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.context_policy import next_context, prompt_tokens
-from verl_tool.agent_loop.prompt.subagents import answer_of, check_room, delegates, finishes, read_task
+from verl_tool.agent_loop.prompt.subagents import answer_of, check_prompt_fits, is_delegation, is_finish, read_task
 from verl_tool.agent_loop.rendering.images import ImagePlacer, ImageTokens
 from verl_tool.agent_loop.rendering.observation_placer import ObservationPlacer
 from verl_tool.agent_loop.tokenizer import Tokenizer, render_prompt
@@ -41,7 +41,7 @@ from verl_tool.verification import Verification
 
 
 class Episode:
-    """Runs trajectories, any number at once, within one event loop."""
+    """Runs any number of trajectories concurrently in one event loop."""
 
     def __init__(
         self,
@@ -54,12 +54,13 @@ class Episode:
         formats: Sequence[Format] | None = None,
         image_tokens: ImageTokens | None = None,
     ) -> None:
-        """`tools` may be None if nothing calls one. `renderer` replaces the one that the options name. `image_tokens`:
-        how the model reads images; `generator` takes them then. None: it reads text only, and images are refused.
+        """Create an Episode.
 
-        `formats` are those in which the model calls. They find the calls in turns that no stop string ends
-        (`action_stop_tokens` is empty), and what is told of a call. None: those that `options.formats` names.
-        Raises ConfigError if options and chat template do not go together, or a format is unknown.
+        `tools` may be None if no trajectory uses tools. `renderer` replaces the one that the options select.
+        `image_tokens` says how the model reads images, and `generator` must then accept them. If it is None, the model
+        reads text only and images are rejected. `formats` are the tool-call formats; None selects `options.formats`.
+        Without `action_stop_tokens`, they also decide which turns contain a call.
+        Raises ConfigError if the options do not fit the chat template, or a format is unknown.
         """
         self.options = options
         self._tokenizer = tokenizer
@@ -69,13 +70,13 @@ class Episode:
         self._image_placer = ImagePlacer(image_tokens, tokenizer) if image_tokens is not None else None
         self._writer = TurnWriter(generator, tokenizer, options, self._renderer.end_token_ids, self._image_placer)
         self._channel = ToolChannel(tools, options, names, reads_images=image_tokens is not None)
-        # A format's own marker may be a special token (``<response>``): the server wrote it, and broke up those that a
-        # tool's output held.
+        # A format's marker may be a special token (``<response>``). The server wrote it, and has already broken up any
+        # marker in a tool's output.
         control_tokens = ControlTokens(tokenizer, allowed=rendered_markers(self.formats))
         self._control_tokens = control_tokens
         self._placer = ObservationPlacer(tokenizer, control_tokens, options.truncate_obs_side, self._image_placer)
         maximum = options.max_concurrent_trajectories
-        self._places = asyncio.Semaphore(maximum) if maximum is not None else contextlib.nullcontext()
+        self._slots = asyncio.Semaphore(maximum) if maximum is not None else contextlib.nullcontext()
 
     async def run(
         self,
@@ -91,28 +92,27 @@ class Episode:
         formats: Sequence[Format] | None = None,
         renderer: ObservationRenderer | None = None,
         verification: Verification | None = None,
-        begun: Trajectory | None = None,
+        partial: Trajectory | None = None,
         task_prompt: Callable[[str], Sequence[int]] | None = None,
     ) -> Trajectory:
-        """One trajectory from `prompt_ids` to its end. Waits for a free place first.
+        """Run one trajectory from `prompt_ids` to its end. Waits for a free slot first.
 
-        `images`: one for each placeholder (`ImageTokens.placeholder`) in `prompt_ids`, in their order; the tokens of
-        each take the placeholder's place. `sampling_params` reach the generator, with the loop's own limits and stop
-        strings added. `use_tool=False` gives one turn without tools. `extra` is sent to the tools with every call: put
-        no gold answer into it. The prompt's images go with the first call, if `extra` has none of its own
-        (`IMAGES_FIELD`).
-        `max_turns` and `max_response_length` are this trajectory's own, in place of those of the options; `formats` and
-        `renderer`, in place of the Episode's, if it may use some of the tools only, or its prompt tells of them.
-        `verification` is sent to the tools once the trajectory has ended, unless by a fault or aborted; what the
-        verifier said is in `Trajectory.verdict`.
-        `begun`: a trajectory up to where the model has its turn, from which this one goes on, with its tokens as they
-        are, its calls, and the turns that they have used up; `prompt_ids` are its prompt then. The tools must have the
-        state that its calls left, under `trajectory_id`. The timings begin with those
-        of its record.
-        `task_prompt`: renders the task of a sub-agent (`PromptRenderer.task_ids`). None: as a user's message, which
-        tells of no tools.
+        `images` has one image per placeholder (`ImageTokens.placeholder`) in `prompt_ids`; the tokens of each image
+        replace its placeholder. `sampling_params` are passed to the generator, with the loop's limits and stop strings
+        added. `use_tool=False` runs one turn without tools. `extra` is sent to the tools with every call, so it must
+        not contain the ground truth. The prompt's images are sent with the first call unless `extra` sets
+        `IMAGES_FIELD`.
+        `max_turns` and `max_response_length` override the options. `formats` and `renderer` override the Episode's, for
+        a trajectory restricted to some tools, or whose prompt describes them.
+        `verification` is sent to the tools after the trajectory has ended, unless it ended in a fault or was aborted.
+        The verifier's answer is in `Trajectory.verdict`.
+        `partial` is a trajectory to resume where the model's turn is next. Its tokens and calls are kept as they are,
+        its turns count, and its timings are included. `prompt_ids` must be its prompt, and the tools must hold the
+        state that its calls left, under `trajectory_id`.
+        `task_prompt` renders the task of a sub-agent (`PromptRenderer.task_ids`). By default the task becomes a user
+        message that describes no tools.
 
-        Raises what the generator raises, ToolFault excepted: a fault ends the trajectory and is in it. Raises
+        Raises what the generator raises, except ToolFault: a fault ends the trajectory and is recorded in it. Raises
         ContentError if the prompt's images cannot be placed, and ConfigError if the Episode reads text only.
         """
         uses_tools = use_tool and self.options.enable_agent
@@ -125,8 +125,8 @@ class Episode:
                 f"the prompt has {len(images)} images, and context={self.options.context} with subagents="
                 f"{self.options.subagents} feeds text only again; set context=append and subagents=False"
             )
-        prompt = self._prompt(prompt_ids, images) if begun is None else []
-        async with self._places:
+        prompt = self._prompt(prompt_ids, images) if partial is None else []
+        async with self._slots:
             builder = TrajectoryBuilder(
                 trajectory_id or uuid.uuid4().hex,
                 uses_tools,
@@ -139,10 +139,10 @@ class Episode:
                 renderer,
                 task_prompt,
             )
-            if begun is None:
+            if partial is None:
                 builder.set_prompt(prompt, images, self._start_limit(), self._tokenizer)
             else:
-                builder.take_up(begun)
+                builder.resume(partial)
             try:
                 stop = await self._drive(builder)
                 if verification is not None and stop is not StopReason.ABORTED:
@@ -152,7 +152,7 @@ class Episode:
             except BaseException:  # cancelled, or the generator raised: the tool server must not keep the state
                 self._channel.release_later(builder)
                 raise
-            trajectory = builder.finished(stop, self.options)
+            trajectory = builder.build(stop, self.options)
         await self._channel.release(builder)
         return trajectory
 
@@ -178,14 +178,14 @@ class Episode:
         remaining = builder.remaining_tokens
         if remaining is not None and remaining <= 0:
             return StopReason.MAX_RESPONSE_LENGTH
-        for number in range(builder.turns_started, builder.max_turns + 1):
+        for number in range(builder.resumed_turns, builder.max_turns + 1):
             over = await self._renew_context(builder)
             if over:
                 return over
             turn, over = await self._writer.write(builder)
             if over:
                 return over
-            is_end = bool(builder.agent) and turn.calls_tools and finishes(turn.action)
+            is_end = bool(builder.agent) and turn.calls_tools and is_finish(turn.action)
             if is_end or not (builder.uses_tools and (turn.calls_tools or number < options.min_turns)):
                 return StopReason.ANSWERED
             if number == builder.max_turns:
@@ -199,7 +199,7 @@ class Episode:
         return StopReason.MAX_TURNS
 
     async def _renew_context(self, builder: TrajectoryBuilder) -> StopReason | None:
-        """Start a training row where the model is fed less than all that came before."""
+        """Start a new training row if the model is to be fed less than the whole context."""
         if builder.summary_due:
             builder.summary_due = False
             start = len(builder.segments)
@@ -219,7 +219,7 @@ class Episode:
         return StopReason.MAX_RESPONSE_LENGTH if remaining is not None and remaining <= 0 else None
 
     def _turns_left(self, builder: TrajectoryBuilder, written: int) -> int:
-        """Turns that the model may still write when it has `written` so many."""
+        """Return how many turns the model may still write after `written` turns."""
         return builder.max_turns + int(not self.options.force_finish_for_last_turn) - written
 
     def _start_limit(self) -> int | None:
@@ -227,7 +227,7 @@ class Episode:
         return min(limits, default=None)
 
     async def _delegate(self, builder: TrajectoryBuilder, action: Action) -> tuple[StepResult, StopReason | None]:
-        """Run the task of an action in a sub-agent, and record its answer. A reason, if the trajectory ends there."""
+        """Run an action's task in a sub-agent and record its answer. Returns a stop reason if the trajectory ends."""
         stop, valid = StopReason.ANSWERED, True
         try:
             prompt = self._task_prompt(builder, read_task(action, builder, self.options))
@@ -249,16 +249,16 @@ class Episode:
         return result, stop if stop in (StopReason.TOOL_DONE, StopReason.ABORTED) else None
 
     def _task_prompt(self, builder: TrajectoryBuilder, task: str) -> Segment:
-        """A sub-agent's prompt. Raises ArgumentsError if it is too long."""
+        """Render a sub-agent's prompt. Raises ArgumentsError if it is too long."""
         safe = next(self._control_tokens.escaped_forms(task))
         if builder.task_prompt is not None:
             ids = builder.task_prompt(safe)
         else:
             ids = render_prompt(self._tokenizer, [{"role": "user", "content": safe}])
-        check_room(ids, self._start_limit(), builder.max_model_len)
+        check_prompt_fits(ids, self._start_limit(), builder.max_model_len)
         return Segment(Author.PROMPT, tuple(ids))
 
-    # The tools' part
+    # Tool calls
 
     async def _tool_first(self, builder: TrajectoryBuilder) -> StopReason | None:
         result = await self._channel.call(builder, Action(), self._turns_left(builder, 0), is_last=False)
@@ -271,7 +271,10 @@ class Episode:
         limit = min((n for n in limits if n is not None), default=None)
         renderer = builder.renderer or self._renderer
         segments, truncated = self._placer.place(
-            [result.observation], builder.take(result), limit, lambda parts: renderer.first(builder.context, parts[0])
+            [result.observation],
+            builder.take_images(result),
+            limit,
+            lambda parts: renderer.first(builder.context, parts[0]),
         )
         segments = self._with_prompt_images(builder.segments, segments)
         fitting = segments
@@ -282,7 +285,7 @@ class Episode:
         return None
 
     def _with_prompt_images(self, prompt: list[Segment], segments: list[Segment]) -> list[Segment]:
-        """`segments`, which begin with the tokens of `prompt` in one, with its images told apart again."""
+        """Return `segments` with the images of `prompt`, whose tokens they begin with, split into segments again."""
         stored = list(itertools.takewhile(lambda segment: segment.author is Author.PROMPT, segments))
         own = cut_segments(prompt, sum(len(segment.tokens) for segment in stored), "right", self._tokenizer)
         return [*own, *segments[len(stored) :]]
@@ -290,20 +293,24 @@ class Episode:
     async def _tool_turn(
         self, builder: TrajectoryBuilder, action: Action, turns_left: int, *, is_last: bool
     ) -> StopReason | None:
-        """Run one action and append what it gave. A reason, if the trajectory ends there."""
-        if delegates(action, self.options):
+        """Run one action and append its observation. Returns a stop reason if the trajectory ends."""
+        if is_delegation(action, self.options):
             result, over = await self._delegate(builder, action)
             if over:
                 return over
         else:
-            # A sub-agent's last call is not the trajectory's.
+            # A sub-agent's last call is not the last call of the trajectory.
             result = await self._channel.call(builder, action, turns_left, is_last=is_last and not builder.agent)
         if result.done:
             return StopReason.TOOL_DONE
         if builder.invalid_calls_in_a_row == self.options.max_invalid_calls:
             return StopReason.INVALID_CALLS
         renderer = builder.renderer or self._renderer
-        parts, images, limit = renderer.parts(result.observation), builder.take(result), self.options.max_obs_length
+        parts, images, limit = (
+            renderer.parts(result.observation),
+            builder.take_images(result),
+            self.options.max_obs_length,
+        )
         if images and self.options.makes_rows:
             raise ConfigError(
                 f"a tool answered with an image, and context={self.options.context} with subagents="

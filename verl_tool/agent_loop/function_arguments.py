@@ -1,12 +1,12 @@
-"""What a model wrote in a call, as the arguments of a Python function.
+"""Turn what a model wrote in a call into the arguments of a Python function.
 
-A JSON call gives arguments by name. Any other call is a text, and becomes
+A JSON call passes arguments by name. The text of any other call is parsed as
 
-- the argument itself, if the function has one or needs but one;
-- arguments by name, if the function has several and the text is a JSON object with nothing but their names;
-- arguments in their order, if the function needs several: values separated by commas, each JSON or a bare text.
+- the argument itself, if the function has or requires just one;
+- arguments by name, if the function has several and the text is a JSON object with only their names as keys;
+- positional arguments, if the function requires several: comma-separated values, each JSON or bare text.
 
-Values are brought to the types of the function's annotations by pydantic, or refused.
+Pydantic converts the values to the types of the function's annotations, or rejects them.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ _TYPES = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True)
 
 
 class ArgumentsError(ValueError):
-    """What was written does not fit the function; in words for the model."""
+    """The arguments do not fit the function. The message is written for the model."""
 
 
 class CheckedFunction:
-    """A function by the name that a model calls."""
+    """A function that a model calls by `name`, with its arguments checked."""
 
     def __init__(self, name: str, function: Function) -> None:
-        """`function`: a function, or an object that can be called. Raises ConfigError if its types cannot be read."""
+        """`function` may be any callable. Raises ConfigError if its type annotations cannot be read."""
         self.name = name
-        self._documented = inspect.getdoc(function) or ""
+        self._docstring = inspect.getdoc(function) or ""
         self._run, self._checked = _checked(name, function)
         self._parameters = _parameters_of(function)
         self._named = [p for p in self._parameters if p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
-        self._needed = [p for p in self._named if p.default is Parameter.empty]
+        self._required = [p for p in self._named if p.default is Parameter.empty]
 
     def run(self, call: Call) -> object:
-        """What the function gives. Raises ArgumentsError, or what the function raises."""
+        """Run the function. Raises ArgumentsError, or what the function raises."""
         try:
-            return self._call(self._of_text(call.input) if call.arguments is None else call.arguments)
+            return self._call(self._parse_text(call.input) if call.arguments is None else call.arguments)
         except ValidationError as error:
             if error.title != self.name:
-                raise  # of the function's own
+                raise  # raised inside the function
             problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
             raise ArgumentsError(f"Wrong arguments for {self.name}{self._describe()}: {'; '.join(problems)}") from error
 
     def describe(self) -> ToolDescription:
-        """What a prompt tells of it: its name, the first paragraph of its docstring and the types of its arguments."""
-        words = " ".join(self._documented.split("\n\n")[0].split())
+        """Describe the function for a prompt: its name, the first paragraph of its docstring, its argument types."""
+        words = " ".join(self._docstring.split("\n\n")[0].split())
         return ToolDescription(
             name=self.name, description=words, parameters=self._schema(), usage="", example_actions=[], stateful=False
         )
@@ -70,7 +70,7 @@ class CheckedFunction:
         in_order = [arguments[name] for name in first if name in arguments]
         return self._run(*in_order, **{name: value for name, value in arguments.items() if name not in first})
 
-    def _of_text(self, text: str) -> str | Mapping[str, Any] | Sequence[Any]:
+    def _parse_text(self, text: str) -> str | Mapping[str, Any] | Sequence[Any]:
         if not self._parameters:
             if text.strip():
                 raise ArgumentsError(f"{self.name}() takes no arguments, and was given {text.strip()!r:.80}")
@@ -79,10 +79,10 @@ class CheckedFunction:
             return text
         if len(self._named) > 1 and (named := self._by_name(text)) is not None:
             return named
-        if len(self._needed) <= 1:
-            return {(self._needed or self._named)[0].name: text}
-        values = _listed(text)
-        if not len(self._needed) <= len(values) <= len(self._named):
+        if len(self._required) <= 1:
+            return {(self._required or self._named)[0].name: text}
+        values = _split_values(text)
+        if not len(self._required) <= len(values) <= len(self._named):
             raise ArgumentsError(
                 f"{self.name}{self._describe()} was given {len(values)} arguments; separate them by commas, or write a "
                 "JSON object with their names"
@@ -114,7 +114,7 @@ class CheckedFunction:
 
 
 def _checked(name: str, function: Function) -> tuple[Function, bool]:
-    """The function with its arguments checked, if it is written in Python, and whether it is."""
+    """Wrap a function so that its arguments are checked. Returns it unchanged, and False, if it is not Python code."""
     of_python = inspect.isfunction(function) or inspect.ismethod(function) or isinstance(function, partial)
     target = function if of_python or inspect.isclass(function) else function.__call__  # type: ignore[operator]
     if not of_python and not inspect.ismethod(target):
@@ -129,12 +129,12 @@ def _checked(name: str, function: Function) -> tuple[Function, bool]:
 def _parameters_of(function: Function) -> list[Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
-    except ValueError:  # written in C, and does not tell
+    except ValueError:  # a C function without a signature
         return [Parameter("input", Parameter.POSITIONAL_ONLY)]
 
 
-def _listed(text: str) -> list[Any]:
-    """``2, "a, b"`` or ``[2, "a, b"]`` as its values; ``2, Berlin``, which is no JSON, as 2 and ``Berlin``."""
+def _split_values(text: str) -> list[Any]:
+    """Split ``2, "a, b"`` or ``[2, "a, b"]`` into values. Text that is not JSON stays text, as in ``2, Berlin``."""
     for written in (text, f"[{text}]"):
         try:
             value = decode(written)
@@ -142,10 +142,10 @@ def _listed(text: str) -> list[Any]:
             continue
         if isinstance(value, list):
             return value
-    return [_value(part.strip()) for part in text.split(",")]
+    return [_parse_value(part.strip()) for part in text.split(",")]
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return decode(text)
     except ValueError:

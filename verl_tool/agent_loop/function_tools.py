@@ -1,4 +1,4 @@
-"""Plain Python functions as the loop's tools, without a server."""
+"""Use plain Python functions as the loop's tools, without a server."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ENDINGS = frozenset({"submit", "finish"})
 
 
 class FunctionTools:
-    """Runs the calls of an action one after the other, each function in a thread of its own.
+    """Runs the calls of an action one after the other, each function in a thread.
 
-    A function gets its arguments as `function_arguments` reads them from the call; a coroutine function is awaited.
-    What it raises is an observation: it is the caller's own code, and the model may learn from it. A call of ``submit``
-    or ``finish`` ends the trajectory. There is no sandbox here: use a tool server to run what a model wrote.
+    `function_arguments` parses the arguments. A coroutine function is awaited. If a function raises, the exception
+    becomes the observation, so that the model can learn from it. A call of ``submit`` or ``finish`` ends the
+    trajectory. Functions run without a sandbox: use a tool server to run code that a model wrote.
     """
 
     def __init__(
@@ -35,9 +35,8 @@ class FunctionTools:
         formats: Sequence[Format] = ALL_FORMATS,
         max_chars: int | None = None,
     ) -> None:
-        """`functions` by the names that the model uses, or by their own. Longer outputs than `max_chars` are cut.
-
-        Raises ConfigError if one has annotations that cannot be read.
+        """`functions` maps tool names to functions, or lists functions that keep their names. Outputs are cut at
+        `max_chars`. Raises ConfigError if a function's annotations cannot be read.
         """
         self.functions = {name: CheckedFunction(name, function) for name, function in by_name(functions).items()}
         self._formats, self._max_chars = tuple(formats), max_chars
@@ -71,11 +70,11 @@ class FunctionTools:
         return _result(trajectory_id, visible, valid=valid)
 
     def describe(self) -> list[ToolDescription]:
-        """What a prompt tells of each function."""
+        """Describe each function for a prompt."""
         return [function.describe() for function in self.functions.values()]
 
     async def _run(self, call: Call) -> list[Part]:
-        """Raises ArgumentsError if the call cannot be run."""
+        """Run one call. Raises ArgumentsError if it cannot be run."""
         if call.error is not None:
             raise ArgumentsError(call.error)
         if call.name not in self.functions:
@@ -87,7 +86,7 @@ class FunctionTools:
             text = str(provided)
         except ArgumentsError:
             raise
-        except Exception as error:  # noqa: BLE001 - a function of the user's may raise anything, and the model reads it
+        except Exception as error:  # noqa: BLE001 - user code may raise anything, and the model reads the message
             return [TextPart(f"Tool error: {error}")]
         values = provided if isinstance(provided, list | tuple) else (provided,)
         if any(isinstance(value, ImagePart | AudioPart) for value in values):
@@ -95,10 +94,10 @@ class FunctionTools:
         for part in values:
             if isinstance(part, bytes) or type(part).__module__.partition(".")[0] in _NOT_TEXT:
                 raise ConfigError(
-                    f"the tool {call.name!r} answered with a {type(part).__name__}, which no model reads. For one that "
-                    "reads images let the function return verl_tool.content.parts.encode_image(image), else return "
-                    "what it is to know of it in words, such as the numbers that it shows, a caption, or the name of a "
-                    "file that it was saved to"
+                    f"the tool {call.name!r} answered with a {type(part).__name__}, which no model reads. For a model "
+                    "that reads images, return verl_tool.content.parts.encode_image(image) from the function; else "
+                    "return text: a caption, the numbers that the image shows, or the name of a file that it was "
+                    "saved to"
                 )
         return [TextPart(text)]
 
@@ -111,22 +110,22 @@ class FunctionTools:
         return text[: max(0, self._max_chars - 3)] + "..."
 
 
-def _result(trajectory_id: str, shown: Sequence[Part], *, done: bool = False, valid: bool = True) -> StepResult:
-    """Raises ToolFault for too many images."""
+def _result(trajectory_id: str, visible: Sequence[Part], *, done: bool = False, valid: bool = True) -> StepResult:
+    """Build the result of an action. Raises ToolFault for too many images."""
     try:
-        reject_too_much(shown)
+        reject_too_much(visible)
     except ContentError as error:
         raise ToolFault(FaultKind.TOOL_CRASHED, str(error), False, trajectory_id) from error
-    text, images, audios = tagged(shown)
+    text, images, audios = tagged(visible)
     return StepResult(trajectory_id, text, done, valid, image=images or None, audio=audios or None)
 
 
 def by_name(functions: Mapping[str, Function] | Iterable[Function]) -> dict[str, Function]:
-    """The functions by the names that they are given, or by their own."""
+    """Map tool names to functions; a function without a given name keeps its own."""
     return dict(functions) if isinstance(functions, Mapping) else {_name(f): f for f in functions}
 
 
 def _name(function: Function) -> str:
-    """A function's own name, or the class of an object that can be called."""
+    """Return a function's name, or the class name of any other callable."""
     name: str = getattr(function, "__name__", type(function).__name__)
     return name

@@ -1,6 +1,6 @@
-"""How an observation continues what the model has seen: within its own turn, or as a new turn of the chat.
+"""Append observations to what the model has seen: within the model's turn, or as a new turn of the chat.
 
-Whatever is appended is encoded alone. The tokens before it stay as they are.
+Appended text is encoded on its own. The tokens before it never change.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from verl_tool.formats import ALL_FORMATS, Call, Format
 
 
 class ObservationRenderer(Protocol):
-    """One way of putting an observation behind tokens."""
+    """Renders an observation as segments that follow the tokens so far."""
 
     end_token_ids: frozenset[int]
-    """Tokens by which the model closes its turn."""
+    """Tokens with which the model closes its turn."""
 
     def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
-        """The whole prompt with an observation that comes before the model's first turn."""
+        """Return the whole prompt, with an observation that comes before the model's first turn."""
         ...
 
     def parts(self, observation: str) -> list[str]:
-        """The texts that an observation is made of, each of which is made safe and cut by itself."""
+        """Split an observation into texts that are escaped and truncated one by one."""
         ...
 
     def next(self, context: Sequence[int], parts: Sequence[str], calls: Sequence[Call]) -> list[Segment]:
-        """The segments to append behind the model's turn, which `context` ends with and in which it wrote `calls`."""
+        """Return the segments to append after the model's turn, which ends `context` and contains `calls`."""
         ...
 
 
-class _InOnePiece:
-    """An observation that is one text."""
+class _SinglePart:
+    """Treats an observation as one text."""
 
     def parts(self, observation: str) -> list[str]:
         return [observation]
 
 
-class InlineRenderer(_InOnePiece):
-    """The observation is put right behind the action, and the model's turn goes on."""
+class InlineRenderer(_SinglePart):
+    """Puts the observation right after the action, within the model's turn."""
 
     def __init__(self, tokenizer: Tokenizer, end_token_ids: frozenset[int]) -> None:
         self.end_token_ids = end_token_ids
@@ -68,8 +68,8 @@ class InlineRenderer(_InOnePiece):
         return [Segment(Author.TOOL, tokens, text=observation)] if tokens else []
 
 
-class SeparatorRenderer(_InOnePiece):
-    """The observation is put into the text of `mtrl_sep`, behind `turn_end_token` if the model did not write it."""
+class SeparatorRenderer(_SinglePart):
+    """Inserts the observation into the text of `mtrl_sep`, after `turn_end_token` if the model did not write it."""
 
     def __init__(
         self, tokenizer: Tokenizer, end_token_ids: frozenset[int], separator: str, turn_end_token: str | None
@@ -88,19 +88,19 @@ class SeparatorRenderer(_InOnePiece):
     def next(self, context: Sequence[int], parts: Sequence[str], calls: Sequence[Call]) -> list[Segment]:
         [observation] = parts
         text = self._close + self._before + observation + self._after
-        return self._pieces.behind(context, self.end_token_ids, text, observation)
+        return self._pieces.append(context, self.end_token_ids, text, observation)
 
 
-class ChatTemplateRenderer(_InOnePiece):
-    """The observation is a turn that the model's own chat template renders.
+class ChatTemplateRenderer(_SinglePart):
+    """Renders the observation as a turn, with the model's chat template.
 
-    A made-up conversation is rendered with the observation as its last turn; what stands behind the made-up turn of
-    the assistant is appended. If the model closed its turn itself, the template's closing is left out up to the token
-    that the model wrote. The result equals the whole conversation rendered at once if the template (a) treats a turn
-    alike wherever it stands, (b) separates turns by tokens that merge with no text, and (c) leaves the model's text
-    unchanged, and if (d) the model chose the tokens that the tokenizer would. Qwen3's template, which drops thoughts
-    of earlier turns, breaks (c). What the model saw is kept in any case. `ObservationRenderers` tells the template of
-    the prompt's tools where that matters.
+    A dummy conversation is rendered with the observation as its last turn; the text after the dummy turn of the
+    assistant is appended. If the model closed its turn itself, the template's closing is left out up to the token that
+    the model wrote. The result equals the whole conversation rendered at once if the template (a) renders a turn alike
+    at every position, (b) separates turns by tokens that merge with no text, and (c) leaves the model's text unchanged,
+    and if (d) the model chose the same tokens as the tokenizer. Qwen3's template, which drops thoughts of earlier
+    turns, breaks (c). In any case, the tokens that the model saw are kept. `ObservationRenderers` passes the prompt's
+    tools to the template where they change the result.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ChatTemplateRenderer(_InOnePiece):
                 "once: set another mtrl_role, or mtrl_sep"
             )
         before, after = tail.split(TOOL_MARK)
-        self._close = before[: common_prefix(before, self._behind_the_model([]))]
+        self._close = before[: common_prefix(before, self._render_after_reply([]))]
         if turn_end_token is not None and turn_end_token not in self._close:
             raise ConfigError(
                 f"turn_end_token={turn_end_token!r}, but the chat template closes the model's turn with "
@@ -134,7 +134,7 @@ class ChatTemplateRenderer(_InOnePiece):
 
     def next(self, context: Sequence[int], parts: Sequence[str], calls: Sequence[Call]) -> list[Segment]:
         [observation] = parts
-        return self._pieces.behind(context, self.end_token_ids, self._text(observation), observation)
+        return self._pieces.append(context, self.end_token_ids, self._text(observation), observation)
 
     def _probe(self) -> str:
         try:
@@ -146,11 +146,11 @@ class ChatTemplateRenderer(_InOnePiece):
             ) from error
 
     def _text(self, observation: str) -> str:
-        return self._behind_the_model([{"role": self._role, "content": observation}])
+        return self._render_after_reply([{"role": self._role, "content": observation}])
 
-    def _behind_the_model(self, messages: list[dict[str, Any]]) -> str:
-        made_up = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MODEL_MARK}, *messages]
-        text = self._tokenizer.apply_chat_template(made_up, add_generation_prompt=bool(messages))
+    def _render_after_reply(self, messages: list[dict[str, Any]]) -> str:
+        dummy = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MODEL_MARK}, *messages]
+        text = self._tokenizer.apply_chat_template(dummy, add_generation_prompt=bool(messages))
         _, mark, tail = text.partition(MODEL_MARK)
         if not mark:
             raise ConfigError("the chat template leaves out what the assistant wrote; set mtrl_sep to render turns")
@@ -160,8 +160,8 @@ class ChatTemplateRenderer(_InOnePiece):
 def renderer_for(
     options: EpisodeOptions, tokenizer: Tokenizer, formats: Sequence[Format] = ALL_FORMATS
 ) -> InlineRenderer | SeparatorRenderer | ChatTemplateRenderer | ToolMessageRenderer:
-    """The way that the options ask for; `formats`: those in which the model calls. Raises ConfigError if the chat
-    template cannot serve."""
+    """Return the renderer that the options select, for a model that calls in `formats`. Raises ConfigError if the chat
+    template does not fit them."""
     ends = tokenizer.eos_token_ids | set(options.additional_eos_token_ids) | _turn_end_id(options, tokenizer)
     if not options.enable_mtrl:
         return InlineRenderer(tokenizer, ends)
@@ -173,31 +173,31 @@ def renderer_for(
 
 
 def user_renderer(renderer: ObservationRenderer) -> ObservationRenderer:
-    """What renders a user's message where `renderer` renders messages of the role ``tool``; any other is returned."""
+    """Return a renderer of user messages if `renderer` renders ``tool`` messages, else `renderer` itself."""
     if not isinstance(renderer, ToolMessageRenderer):
         return renderer
     return ChatTemplateRenderer(renderer.tokenizer, renderer.end_token_ids, "user", renderer.turn_end_token)
 
 
 class ObservationRenderers:
-    """The renderers of one model, by the tools of which the chat template itself told in the prompt.
+    """Selects a model's renderer by the tools that the chat template described in the prompt.
 
-    A template that was told of tools may write another text around an observation: the names of the tools (GigaChat's),
-    another opening of the model's turn (VAETKI's), or a tool's message at all (Falcon-H1's). There it is told of them
-    with each observation too, so that what is fed goes on as the conversation rendered whole. A template that writes
-    the schemas themselves anew with each turn of the user (Mistral's, with ``mtrl_role=user``) is not: rendered whole,
-    they stand before the last such turn only, and nothing that was fed can be taken back. The prompt keeps them.
+    With tools, a template may write another text around an observation: the names of the tools (GigaChat), another
+    opening of the model's turn (VAETKI), or tool messages at all (Falcon-H1). Such a template gets the tools with each
+    observation too, so that the fed tokens equal the conversation rendered as a whole. A template that repeats the
+    schemas with each user turn (Mistral, with ``mtrl_role=user``) does not get them: rendered as a whole, the schemas
+    come before the last user turn only, and tokens that were fed cannot be taken back. They stay in the prompt.
     """
 
     def __init__(self, options: EpisodeOptions, tokenizer: Tokenizer, formats: Sequence[Format]) -> None:
         self._options, self._tokenizer, self._formats = options, tokenizer, tuple(formats)
 
     def of(self, schemas: Sequence[Mapping[str, Any]] | None) -> ObservationRenderer:
-        """That behind a prompt in which the template told of `schemas` (None: of none). Raises ConfigError if it cannot
-        serve."""
-        return self._present(schemas) if schemas and self._template_depends_on_tools else self._plain
+        """Return the renderer to use after a prompt in which the template described `schemas`. Raises ConfigError if
+        the template does not fit the options."""
+        return self._with_tools(schemas) if schemas and self._template_depends_on_tools else self._plain
 
-    def _present(self, schemas: Sequence[Mapping[str, Any]]) -> ObservationRenderer:
+    def _with_tools(self, schemas: Sequence[Mapping[str, Any]]) -> ObservationRenderer:
         return renderer_for(self._options, TokenizerWithTools(self._tokenizer, schemas), self._formats)
 
     @functools.cached_property
@@ -206,18 +206,14 @@ class ObservationRenderers:
 
     @functools.cached_property
     def _template_depends_on_tools(self) -> bool:
-        """Whether tools change what the template writes around an observation, without their schemas being there."""
+        """Whether tools change the text around an observation without adding their schemas to it."""
         if not self._options.enable_mtrl or self._options.mtrl_sep is not None:
             return False
-        description = self._around(lambda: self._present([PROBE]))
-        return (
-            description is not None
-            and SCHEMA_MARK not in description
-            and description != self._around(lambda: self._plain)
-        )
+        text = self._render_probe(lambda: self._with_tools([PROBE]))
+        return text is not None and SCHEMA_MARK not in text and text != self._render_probe(lambda: self._plain)
 
-    def _around(self, renderer: Callable[[], ObservationRenderer]) -> str | None:
-        """An observation as a renderer appends it; None if the template refuses it."""
+    def _render_probe(self, renderer: Callable[[], ObservationRenderer]) -> str | None:
+        """Return the text that a renderer appends for an observation; None if the template rejects it."""
         try:
             segments = renderer().next((), [TOOL_MARK], ())
         except Exception:  # noqa: BLE001 - a template is a program, and raises what it likes
@@ -226,7 +222,7 @@ class ObservationRenderers:
 
 
 class _Pieces:
-    """Splits appended text into the template's tokens and the tool's, and leaves out what the model wrote itself."""
+    """Splits appended text into tokens of the template and of the tool, without what the model wrote itself."""
 
     def __init__(self, tokenizer: Tokenizer, close: str, before: str, after: str) -> None:
         self._tokenizer = tokenizer
@@ -235,24 +231,24 @@ class _Pieces:
         self._before = tokenizer.encode(before)
         self._after_text, self._after = after, tokenizer.encode(after)
 
-    def behind(
+    def append(
         self, context: Sequence[int], end_token_ids: frozenset[int], text: str, observation: str
     ) -> list[Segment]:
-        """Segments of `text`, which starts with the closing of the model's turn."""
+        """Split `text`, which starts with the closing of the model's turn, into segments to append to `context`."""
         ids = self._tokenizer.encode(text)
         n_before = common_prefix(ids, self._closed_before)
-        reported = 0
+        written = 0
         if context and context[-1] in end_token_ids and context[-1] in ids[: self._n_close]:
-            reported = ids.index(context[-1]) + 1
-        return self._segments(ids[reported:], max(0, n_before - reported), observation)
+            written = ids.index(context[-1]) + 1
+        return self._segments(ids[written:], max(0, n_before - written), observation)
 
     def split(self, text: str, observation: str) -> list[Segment]:
-        """Segments of `text`, which starts with the observation's turn."""
+        """Split `text`, which starts with the observation's turn, into segments."""
         ids = self._tokenizer.encode(text)
         return self._segments(ids, common_prefix(ids, self._before), observation)
 
     def _segments(self, ids: list[int], n_before: int, observation: str) -> list[Segment]:
-        # A token in which template and observation meet counts as the observation's.
+        # A token that spans template and observation counts as the observation's.
         n_after = common_prefix(ids[n_before:][::-1], self._after[::-1])
         middle = len(ids) - n_after
         before, tool, after = ids[:n_before], ids[n_before:middle], ids[middle:]

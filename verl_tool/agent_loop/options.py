@@ -1,6 +1,6 @@
-"""The options of the loop, under the names that verl-tool's users set. One table of them: assets/docs/options.md.
+"""The options of the loop. They are documented in assets/docs/options.md.
 
-Unknown, mistyped and contradictory options are errors before anything starts.
+Unknown, mistyped and contradictory options raise an error before anything starts.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ TOOL_CONFIG_ALIASES = {
     "max_workers": "tool_call_max_workers",
     "request_interval": "tool_call_request_interval",
 }
-"""``tool_config.<key>`` and the option that it sets."""
+"""Maps ``tool_config.<key>`` to the option that it sets."""
 
-_MENDS = {
+_REPLACEMENTS = {
     "tool_call_time_out": "it is called tool_call_timeout",
     "min_action_num": "it is called min_turns",
     "retokenization": "leave it out: what the model wrote is never decoded and encoded again",
@@ -43,7 +43,7 @@ _MENDS = {
     "num_gpus": "set trainer.n_gpus_per_node",
     "logprobs": "set actor_rollout_ref.rollout.calculate_log_probs",
 }
-"""Options of other versions that are not ours, and what to do instead."""
+"""Options of other verl-tool versions that do not exist here, and what to do instead."""
 
 SUMMARY_PROMPT = (
     "Your context is nearly full and will be cleared. Write down all that you need to finish the task: what you have "
@@ -55,138 +55,139 @@ _Tokens = Annotated[int, Field(ge=1)]
 
 
 class EpisodeOptions(BaseModel):
-    """How a trajectory runs. Lengths are in tokens, times in seconds; None means no limit."""
+    """Options of a trajectory. Lengths are in tokens and times in seconds; None means no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     enable_agent: bool = True
-    """False: every row is answered in one turn, without tools."""
+    """Use tools. If False, every row is answered in one turn."""
     tool_server_url: str | None = None
     """Base URL of the tool server; a trailing ``/get_observation`` is accepted."""
 
     tool_schemas: ToolSchemas = "auto"
-    """The tools that the prompt tells of: ``none``, the named ones, or ``auto``: those that the row or the request
-    lists, and where it lists none, all of the tool server's in chat mode and none inline."""
+    """The tools that the prompt describes: ``none``, a list of names, or ``auto``. ``auto`` describes the tools that
+    the row or request lists. If it lists none, it describes all tools of the server in chat mode and none inline."""
     tool_prompt: ToolPrompt = "auto"
-    """How it tells of them. ``auto``: by the chat template, where it takes tools and teaches calls that the loop finds,
-    else by the format's usage text in the system message. ``system``: always by that. ``none``: never by that."""
+    """How the prompt describes tools. ``auto`` uses the chat template if it accepts tools and teaches calls that the
+    loop finds, else the format's usage text in the system message. ``system`` always uses the text, ``none`` never."""
 
     max_turns: int = Field(default=10, ge=0)
-    """Most tool turns of a trajectory. Behind the last observation the model writes one more turn."""
+    """Maximum number of tool turns. After the last observation the model writes one more turn."""
     val_max_turns: int | None = Field(default=None, ge=0)
-    """The same in the trainer's validation, and where its run is served. None: `max_turns`."""
+    """`max_turns` in validation, and when the run is served. Defaults to `max_turns`."""
     min_turns: int = Field(default=0, ge=0)
-    """Before this many tool turns, a turn without an action goes to the tool server too, and its answer continues."""
+    """Until this many tool turns were made, a turn without an action is sent to the tool server too."""
     force_finish_for_last_turn: bool = False
-    """End the trajectory behind the observation of turn `max_turns`; the model writes nothing after it."""
+    """End the trajectory after the observation of turn `max_turns`, without a final turn of the model."""
     call_tool_first: bool = False
-    """Ask the tool server with an empty action before the model's first turn; its observation ends the prompt."""
+    """Call the tool server with an empty action before the model's first turn, and append the answer to the prompt."""
 
     max_start_length: _Tokens | None = None
-    """The row's own prompt; a longer one is truncated on the left."""
+    """Maximum length of the row's prompt. A longer prompt is truncated on the left."""
     max_prompt_length: _Tokens | None = None
-    """The prompt as the model first sees it: the row's own, and what `call_tool_first` added."""
+    """Maximum length of the prompt including the observation of `call_tool_first`."""
     max_response_length: _Tokens | None = None
-    """All tokens behind the prompt of a training row, the model's and the tools'."""
+    """Maximum length of a training row's response: tokens of the model and of the tools."""
     val_max_response_length: _Tokens | None = None
-    """The same in the trainer's validation, and where its run is served. None: `max_response_length`."""
+    """`max_response_length` in validation, and when the run is served. Defaults to `max_response_length`."""
     max_model_len: _Tokens | None = None
-    """Prompt and response together: what the engine takes."""
+    """Maximum length of prompt and response together: the engine's context window."""
     max_action_length: _Tokens | None = None
-    """One turn of the model."""
+    """Maximum length of one turn of the model."""
     max_obs_length: _Tokens | None = 512
-    """One observation, the mark of truncation counted, the tokens of the chat template not counted."""
+    """Maximum length of one observation, including the truncation mark but not the tokens of the chat template."""
     truncate_obs_side: Side = "middle"
-    """The side of an observation above `max_obs_length` that is dropped."""
+    """The side that is dropped of an observation longer than `max_obs_length`."""
     truncate_response_side: Side = "right"
-    """The side of the observation that crosses `max_response_length` that is dropped. The trajectory ends there.
+    """The side that is dropped of the observation that exceeds `max_response_length`. The trajectory ends there.
     Tokens of the model are never dropped."""
 
     context: Literal["append", "drop_thoughts", "window", "summarise"] = "append"
-    """What the model is fed at each turn: all that came before; the same without the thoughts of earlier turns; the
-    prompt and the last `context_turns` turns; or the prompt and its own summary, which it writes when the context has
-    more than `context_tokens`. A context that loses something starts a training row of its own."""
+    """What the model is fed at each turn. ``append``: everything so far. ``drop_thoughts``: the same, without the
+    thoughts of earlier turns. ``window``: the prompt and the last `context_turns` turns. ``summarise``: the prompt and
+    a summary, which the model writes when the context exceeds `context_tokens`. A shortened context starts a new
+    training row."""
     context_turns: int | None = Field(default=None, ge=1)
-    """The turns that ``window`` keeps, each with its observation."""
+    """Number of turns that ``window`` keeps, each with its observation."""
     context_tokens: _Tokens | None = None
-    """Up to this many tokens ``window`` and ``summarise`` leave the context as it is."""
+    """``window`` and ``summarise`` leave a context of up to this many tokens unchanged."""
     summary_tokens: _Tokens = 256
-    """One summary."""
+    """Maximum length of one summary."""
     summary_prompt: str = Field(default=SUMMARY_PROMPT, min_length=1)
-    """Asks for a summary, behind an observation."""
+    """Request for a summary, appended to an observation."""
     summary_continuation: str = Field(default=SUMMARY_CONTINUATION, min_length=1)
-    """Follows the summary in the new context."""
+    """Text that follows the summary in the new context."""
     subagents: bool = False
-    """The model has the tool ``delegate``: a sub-agent does a task in a context, and a training row, of its own."""
+    """Give the model the tool ``delegate``: a sub-agent does a task in its own context and training row."""
     max_subagents: int = Field(default=4, ge=1)
-    """Most sub-agents of one trajectory."""
+    """Maximum number of sub-agents per trajectory."""
     max_subagent_depth: int = Field(default=1, ge=1)
-    """1: sub-agents do not delegate; 2: theirs do not; and so on."""
+    """Maximum nesting of sub-agents. With 1, a sub-agent cannot delegate."""
     max_subagent_turns: int | None = Field(default=None, ge=0)
-    """`max_turns` of a sub-agent. None: as of the agent that delegates."""
+    """`max_turns` of a sub-agent. Defaults to the limit of the agent that delegates."""
     max_invalid_calls: int | None = Field(default=None, ge=1)
-    """A trajectory ends after so many invalid calls in a row."""
+    """End the trajectory after this many invalid calls in a row."""
 
     action_stop_tokens: tuple[str, ...] = ()
     """Strings that end an action: a list, or the path of a file with a JSON list or with comma-separated strings."""
     formats: tuple[str, ...] | None = None
-    """Formats in which the model calls: names of built-in ones, ``<name>`` for a tag, entry points, paths of Python
-    files. The tool server looks for calls in no others. None: all built-in ones; the server then finds its tools' own
-    tags too, and the loop does not, where no stop string ends a turn."""
+    """Tool-call formats: names of built-in formats, ``<name>`` for a tag, entry points, or paths of Python files. The
+    tool server finds calls in these formats only. None selects all built-in formats; the server then also finds the
+    tags of its tools. The loop does not, unless a stop string ends the turn."""
     additional_eos_token_ids: tuple[int, ...] = ()
     """Token ids that end the model's turn, like the tokenizer's own end-of-sequence token."""
     turn_end_token: str | None = None
-    """The token that closes the model's turn. It ends generation, and it is added (mask 0) behind a turn that a stop
-    string ended in chat mode. None: what the chat template writes."""
+    """The token that closes the model's turn. It ends generation, and in chat mode it is added (mask 0) after a turn
+    that a stop string ended. Defaults to the token that the chat template writes."""
 
     enable_mtrl: bool = False
-    """Chat mode: an observation is a new turn of the chat. False: it continues the model's own turn (inline)."""
+    """Chat mode: an observation is a new turn of the chat. If False, it continues the model's turn (inline)."""
     mtrl_role: str = Field(default="user", min_length=1)
-    """The role of that turn."""
+    """Role of an observation's turn in chat mode."""
     mtrl_sep: str | None = None
-    """Text of that turn with ``{obs}`` in it, in place of the chat template."""
+    """Text of an observation's turn, with ``{obs}`` in it. It replaces the chat template."""
 
     mask_observations: bool = True
-    """False puts the loss on tool and template tokens too."""
+    """Leave tool and template tokens out of the loss."""
     mask_overlong_loss: bool = False
-    """Leave a trajectory out of the loss that a limit of length or turns ended."""
+    """Leave trajectories that a limit of length or turns ended out of the loss."""
     mask_void_traj: bool = False
-    """Leave a trajectory out of the loss that has neither a valid tool call nor a final answer."""
+    """Leave trajectories with neither a valid tool call nor a final answer out of the loss."""
     answer_markers: tuple[str, ...] = ("\\boxed{", "final_answer(", "<answer>", "<submit>")
-    """Strings that show a final answer, for `mask_void_traj`."""
+    """Strings that mark a final answer, for `mask_void_traj`."""
 
     max_concurrent_trajectories: Annotated[int, Field(ge=1)] | None = 1024
-    """Most trajectories that one `Episode` runs at a time."""
+    """Maximum number of trajectories that one `Episode` runs concurrently."""
     generation_timeout: float = Field(default=3600.0, gt=0)
     """Deadline of one turn of the model."""
     tool_call_timeout: float = Field(default=60.0, gt=0)
-    """Deadline of one tool call, all retries counted."""
+    """Deadline of one tool call, including all retries."""
     tool_call_max_retries: int | None = Field(default=None, ge=0)
-    """Retries of a call where a retry is safe. None: until `tool_call_timeout` while the server cannot be reached or
-    takes nothing, and 3 of what else may pass."""
+    """Number of retries of a call, where a retry is safe. By default, a call is retried until `tool_call_timeout` if
+    the server cannot be reached or accepts no calls, and 3 times after other transient failures."""
     tool_call_retry_delay: float = Field(default=0.5, ge=0)
-    """First pause before a retry."""
+    """Delay before the first retry."""
     tool_call_max_workers: int = Field(default=256, ge=1)
-    """Most requests to the tool server at a time."""
+    """Maximum number of concurrent requests to the tool server."""
     tool_call_request_interval: float = Field(default=0.0, ge=0)
-    """Least time between two requests to the tool server."""
+    """Minimum time between two requests to the tool server."""
     max_fault_fraction: float = Field(default=0.5, ge=0, le=1)
     """The run ends if more than this fraction of a step's trajectories end in a fault."""
     max_call_fault_fraction: float = Field(default=0.5, ge=0, le=1)
-    """The run ends if more than this fraction of the calls (of a step, of 20 at least) end in a fault."""
+    """The run ends if more than this fraction of a step's calls (20 or more) end in a fault."""
     max_reward_fault_fraction: float = Field(default=0.1, ge=0, le=1)
-    """The run ends if more than this fraction of a step's answers get no reward, or if the reward manager raises at
-    answers as it does at an empty one; 1: neither."""
+    """The run ends if more than this fraction of a step's answers get no reward, or if the reward manager raises on
+    answers as it does on an empty one. 1 disables both checks."""
     enable_tqdm: bool = True
     """Show a progress bar."""
     record_images: Literal["none", "validation", "all"] = "validation"
-    """Of which trajectories of a training the images are kept beside the records (`trajectories_dir`)."""
+    """Which of a training's trajectories have their images stored with the records (`trajectories_dir`)."""
 
     @classmethod
     def load(cls, values: Mapping[str, Any]) -> EpisodeOptions:
-        """Options from a config file's or a command line's mapping, ``tool_config`` aliases resolved.
+        """Load options from the mapping of a config file or command line, and resolve ``tool_config`` aliases.
 
-        Raises ConfigError that names each wrong option and its mend.
+        Raises ConfigError that names each wrong option and what to do.
         """
         flat = _without_aliases(values)
         unknown = sorted(set(flat) - set(cls.model_fields))
@@ -199,18 +200,18 @@ class EpisodeOptions(BaseModel):
 
     @property
     def describes_tools(self) -> bool:
-        """Whether the prompt of a row that lists no tools tells of some."""
+        """Whether a prompt describes tools if its row lists none."""
         if self.tool_schemas == "auto":
             return self.enable_agent and self.enable_mtrl
         return self.enable_agent and self.tool_schemas not in ("none", ())
 
     @property
     def makes_rows(self) -> bool:
-        """Whether a trajectory may have several training rows, which are of text only."""
+        """Whether a trajectory may become several training rows. These support text only."""
         return self.context != "append" or self.subagents
 
-    def of_validation(self) -> EpisodeOptions:
-        """The options with validation's limits in place of the training's."""
+    def for_validation(self) -> EpisodeOptions:
+        """Return the options with the limits of validation."""
         limits = {"max_turns": self.val_max_turns, "max_response_length": self.val_max_response_length}
         provided = {name: value for name, value in limits.items() if value is not None}
         own = self.model_dump(exclude_unset=True, exclude={f"val_{name}" for name in limits})
@@ -234,13 +235,13 @@ class EpisodeOptions(BaseModel):
     @field_validator("formats", mode="before")
     @classmethod
     def _formats_in_a_string(cls, value: object) -> object:
-        """A command line gives one name, or several with commas between them."""
+        """Split the string of a command line at commas."""
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
     @field_validator("tool_schemas", mode="before")
     @classmethod
     def _names_of_tools(cls, value: object) -> object:
-        """A command line gives names in one string."""
+        """Split the string of a command line into names."""
         if not isinstance(value, str) or value in ("auto", "none"):
             return value
         return tuple(name.strip() for name in value.strip("[]").split(",") if name.strip())
@@ -249,7 +250,7 @@ class EpisodeOptions(BaseModel):
     @classmethod
     def _no_empty_string(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if "" in value:
-            raise ValueError("an empty string stands in every text; take it out of the list")
+            raise ValueError("every text contains the empty string; take it out of the list")
         return value
 
     @model_validator(mode="after")
@@ -297,11 +298,11 @@ class EpisodeOptions(BaseModel):
             ),
             (
                 not self.enable_agent and isinstance(self.tool_schemas, tuple),
-                f"enable_agent=False uses no tool, and tool_schemas={list(self.tool_schemas)} tells of some; drop one",
+                f"enable_agent=False uses no tool, and tool_schemas={list(self.tool_schemas)} describes some; drop one",
             ),
             (
                 self.tool_schemas == "none" and self.tool_prompt == "system",
-                "tool_schemas=none tells of no tool, and tool_prompt=system says how; drop one of them",
+                "tool_schemas=none describes no tool, and tool_prompt=system says how to describe them; drop one",
             ),
             *self._separator_contradictions(),
             *self._context_contradictions(),
@@ -340,7 +341,7 @@ class EpisodeOptions(BaseModel):
             (not self.enable_mtrl, "mtrl_sep is set and enable_mtrl is False; set enable_mtrl=True or drop mtrl_sep"),
             (
                 sep.count("{obs}") != 1,
-                f"mtrl_sep={sep!r} holds {{obs}} {sep.count('{obs}')} times; write it just once",
+                f"mtrl_sep={sep!r} contains {{obs}} {sep.count('{obs}')} times; write it exactly once",
             ),
             (
                 "mtrl_role" in self.model_fields_set,
@@ -368,8 +369,8 @@ def _without_aliases(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown_message(unknown: list[str], known: list[str]) -> str:
-    description = [f"{name} ({_MENDS[name]})" if name in _MENDS else name for name in unknown]
-    return f"unknown option {'; '.join(description)}; known: {', '.join(known)}, tool_config"
+    options = [f"{name} ({_REPLACEMENTS[name]})" if name in _REPLACEMENTS else name for name in unknown]
+    return f"unknown option {'; '.join(options)}; known: {', '.join(known)}, tool_config"
 
 
 def _validation_message(error: ValidationError) -> str:
@@ -386,7 +387,7 @@ def _read_stops(path: Path) -> list[str]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(
-            f"action_stop_tokens={str(path)!r} is no readable file ({error.strerror}); "
+            f"action_stop_tokens={str(path)!r} is not a readable file ({error.strerror}); "
             'give a list such as ["</python>"], or the path of a file with one'
         ) from error
     if text.lstrip().startswith("["):
@@ -398,5 +399,5 @@ def _json_stops(path: Path, text: str) -> list[str]:
     try:
         stops: list[str] = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} starts like a JSON list and is none: {error}") from error
+        raise ValueError(f"{path} starts like a JSON list but is not one: {error}") from error
     return stops

@@ -1,4 +1,4 @@
-"""Many trajectories at once, each at its own pace."""
+"""Run many trajectories concurrently."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class RolloutStart:
-    """What `Episode.run` takes, for one of many trajectories."""
+    """Arguments of `Episode.run` for one trajectory of a rollout."""
 
     prompt_ids: Sequence[int]
     trajectory_id: str | None = None
@@ -30,10 +30,10 @@ class RolloutStart:
 
 
 async def rollout(episode: Episode, starts: Sequence[RolloutStart], title: str = "rollout") -> list[Trajectory]:
-    """Run all of them, at most `max_concurrent_trajectories` at a time; results in the order of `starts`.
+    """Run all trajectories, at most `max_concurrent_trajectories` at a time. Returns them in the order of `starts`.
 
-    None waits for another: a trajectory goes on as soon as its own model or tool answers. `enable_tqdm` shows a bar.
-    If one raises, the others are cancelled and the exception is raised. A fault does not raise; it ends its trajectory.
+    Trajectories do not wait for each other. `enable_tqdm` shows a progress bar. If one raises, the others are cancelled
+    and the exception is raised. A fault does not raise: it ends its trajectory only.
     """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, disable=not episode.options.enable_tqdm) as progress:
@@ -56,7 +56,7 @@ async def rollout(episode: Episode, starts: Sequence[RolloutStart], title: str =
 
 
 async def all_or_none(tasks: Sequence[asyncio.Future[Result]]) -> list[Result]:
-    """All results; if one raises, or the caller is cancelled, the others are cancelled and waited for."""
+    """Gather all results. If a task raises, or the caller is cancelled, cancel the other tasks and wait for them."""
     try:
         return list(await asyncio.gather(*tasks))
     finally:

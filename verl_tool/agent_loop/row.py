@@ -1,4 +1,4 @@
-"""What the loop takes of a row of the data set, and what it refuses: media that are not carried."""
+"""Read the columns of a data set's row that the loop uses, and reject unsupported media."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from verl_tool.errors import ConfigError
 from verl_tool.protocol import FILES_FIELD, TOOLS_FIELD
 
 MEDIA_COLUMNS = ("images", "videos", "audios", "image", "video", "audio", "multi_modal_data")
-"""Columns of verl's rows, and fields of messages, that hold more than text."""
+"""Columns of verl's rows, and fields of messages, with content other than text."""
 REWARD_COLUMNS = ("data_source", "reward_model")
 """Columns that reward managers read."""
 VALIDATION = "verl_tool_validation"
-"""Column that our trainers add to the rows of a validation: true."""
+"""Column that our trainers add to validation rows. Its value is true."""
 
 
 def uses_tools(value: object, where: str) -> bool:
-    """The column ``use_tool`` of a row. Missing (None, or NaN as pandas fills gaps) means true, as without the column.
+    """Read the column ``use_tool`` of a row. A missing value (None, or NaN as pandas fills gaps) means true.
 
-    Raises ConfigError for what is neither true nor false; `where` names the row.
+    Raises ConfigError if the value is neither true nor false. `where` names the row in the message.
     """
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return True
@@ -31,10 +31,10 @@ def uses_tools(value: object, where: str) -> bool:
     raise ConfigError(f"{where}: use_tool is {value!r}; write true or false, or leave the column out (true)")
 
 
-def own_max_turns(value: object, where: str) -> int | None:
-    """The column ``max_turns`` of a row: most tool turns of its trajectories. None if it is missing (None, or NaN).
+def row_max_turns(value: object, where: str) -> int | None:
+    """Read the column ``max_turns`` of a row, the limit of its trajectories. Returns None if it is missing (None, NaN).
 
-    Raises ConfigError for what is no whole number from 0; `where` names the row.
+    Raises ConfigError if the value is not a whole number from 0. `where` names the row in the message.
     """
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
@@ -45,10 +45,10 @@ def own_max_turns(value: object, where: str) -> int | None:
 
 
 def listed_tools(tools_kwargs: object, extra_info: object, where: str) -> tuple[str, ...] | None:
-    """The only tools that a row lets its trajectory use: ``tools_kwargs.tools``, or ``extra_info.tool_selection`` as
-    with verl's own agent loop, where an empty list means all. None: all.
+    """Return the only tools that a row's trajectory may use, or None for all tools. They are in ``tools_kwargs.tools``
+    or, as in verl's agent loop, in ``extra_info.tool_selection``, where an empty list means all tools.
 
-    Raises ConfigError for what is no list of names; `where` names the row.
+    Raises ConfigError if the value is not a list of names. `where` names the row in the message.
     """
     own = _names(tools_kwargs, "tools_kwargs.tools", where)
     selected = _names(extra_info, "extra_info.tool_selection", where) or None
@@ -60,11 +60,13 @@ def listed_tools(tools_kwargs: object, extra_info: object, where: str) -> tuple[
     return selected if own is None else own
 
 
-def sent_to_tools(tools_kwargs: Mapping[str, Any] | None, listed: Sequence[str] | None, where: str) -> dict[str, Any]:
-    """The extra data of every call of a row's trajectory: its ``tools_kwargs``, and which tools may take the call.
+def build_call_extra(
+    tools_kwargs: Mapping[str, Any] | None, listed: Sequence[str] | None, where: str
+) -> dict[str, Any]:
+    """Return the extra data that a row's trajectory sends with its calls: its ``tools_kwargs`` and the `listed` tools.
 
-    Its ``workspace_files`` go with the first call only. Raises ConfigError if they cannot be unpacked; `where` names
-    the row.
+    ``workspace_files`` are sent with the first call only. Raises ConfigError if they cannot be unpacked. `where` names
+    the row in the message.
     """
     extra = {name: value for name, value in (tools_kwargs or {}).items() if name != "tools"}
     files = extra.pop(FILES_FIELD, None)
@@ -88,7 +90,7 @@ def _names(group: object, name: str, where: str) -> tuple[str, ...] | None:
 
 
 def reject_media(row: Mapping[str, Any], where: str, columns: Sequence[str] = MEDIA_COLUMNS, why: str = "") -> None:
-    """Raises ConfigError that names the row and the column if one of `columns` holds anything; `why` it is refused."""
+    """Raise ConfigError that names the row and the column if one of `columns` has content. `why` gives the reason."""
     for column in columns:
         if is_present(row.get(column)):
             raise ConfigError(
@@ -98,7 +100,7 @@ def reject_media(row: Mapping[str, Any], where: str, columns: Sequence[str] = ME
 
 
 def is_present(value: object) -> bool:
-    """Whether a column's value is more than None, an empty list, mapping or string."""
+    """Return whether a column has content: not None, and not an empty list, mapping or string."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return False
     if isinstance(value, Mapping):
@@ -107,17 +109,17 @@ def is_present(value: object) -> bool:
 
 
 def text_messages(messages: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
-    """The conversation with the content of each message as one text; parts of text are put together.
+    """Return the conversation with the content of each message as one text; parts of text are joined.
 
-    Raises ConfigError that names the row, the message and the part if one is an image or anything else than text.
+    Raises ConfigError that names the row, the message and the part if a part is not text.
     """
     if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
-        raise ConfigError(f"{where}: the prompt is no list of messages with 'role' and 'content'")
-    description = []
+        raise ConfigError(f"{where}: the prompt is not a list of messages with 'role' and 'content'")
+    texts = []
     for i, message in enumerate(messages):
         reject_media(message, f"{where}, message {i}")
-        description.append({**message, "content": _text(message.get("content"), f"{where}, message {i}")})
-    return description
+        texts.append({**message, "content": _text(message.get("content"), f"{where}, message {i}")})
+    return texts
 
 
 def _text(content: object, where: str) -> object:
@@ -132,7 +134,7 @@ def _text(content: object, where: str) -> object:
         text = part.get("text") if isinstance(part, Mapping) else part
         if kind != "text" or not isinstance(text, str):
             raise ConfigError(
-                f"{where} holds a part of type {kind!r}, and this loop carries text only; leave such rows out"
+                f"{where} contains a part of type {kind!r}, and this loop carries text only; leave such rows out"
             )
         texts.append(text)
     return "".join(texts)

@@ -1,4 +1,4 @@
-"""What the loop asks of a tokenizer, and the adapter for those of transformers (which is not imported here)."""
+"""The loop's tokenizer interface, and an adapter for tokenizers of transformers (which is not imported here)."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 _TURN_MARK = re.compile(r"<[|｜][^\s<>{}]{1,60}[|｜]>|<</?[A-Z]+>>|\[/?[A-Z][A-Z_]*\]")
-"""What marks turns and tools in chat templates, such as ``<|user|>``, ``<｜User｜>``, ``<<SYS>>`` and ``[/INST]``."""
+"""Marks of turns and tools in chat templates, such as ``<|user|>``, ``<｜User｜>``, ``<<SYS>>`` and ``[/INST]``."""
 
 
 BROKEN_CHARACTER = "\ufffd"
-"""In decoded text: bytes that are no whole character."""
+"""Replaces bytes in decoded text that are not a whole character."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
-"""How tokenizers that fall back to bytes spell one."""
+"""A single byte, as spelled by tokenizers with byte fallback."""
 
 
 class Tokenizer(Protocol):
-    """Text and token ids, nothing added and nothing cleaned on the way."""
+    """Converts between text and token ids without adding or cleaning anything."""
 
     eos_token_ids: frozenset[int]
     """Tokens at which the engine ends a turn by itself."""
     special_tokens: tuple[str, ...]
-    """Control tokens as text (``<|im_end|>``), those that only the chat template knows too. Tool output may not forge
-    one."""
+    """Control tokens as text (``<|im_end|>``), including those that only the chat template knows. Tool output must not
+    forge them."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, without a start token. Special tokens written in `text` become their ids."""
+        """Encode `text` without a start token. Special tokens written in `text` become their ids."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of the ids, special tokens shown."""
+        """Decode ids to text, including special tokens."""
         ...
 
     def apply_chat_template(
@@ -41,7 +41,7 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The conversation as text. `messages` have ``role`` and ``content``; `tools` are OpenAI's."""
+        """Render a conversation as text. `messages` have ``role`` and ``content``; `tools` have OpenAI's form."""
         ...
 
 
@@ -73,8 +73,8 @@ class HFTokenizer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         more_eos_token_ids: Iterable[int] = (),
     ) -> None:
-        """`chat_template_kwargs` go to every rendering, such as ``enable_thinking``. `more_eos_token_ids`: those of the
-        model's generation config, at which engines stop too."""
+        """`chat_template_kwargs`, such as ``enable_thinking``, are passed to every rendering. `more_eos_token_ids` are
+        those of the model's generation config, at which engines stop too."""
         self.tokenizer = tokenizer
         self.special_tokens = control_tokens(tokenizer)
         self.eos_token_ids = frozenset([*token_ids(tokenizer.eos_token_id), *more_eos_token_ids])
@@ -85,11 +85,11 @@ class HFTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         text = self.tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)  # a list of ids gives one text; a list of lists would give a list
+        assert isinstance(text, str)  # only a list of lists of ids would give a list
         return text
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """The bytes that a token stands for, a part of a character too; None if its spelling does not tell them."""
+        """Return the bytes of a token, which may be a part of a character; None if its spelling does not show them."""
         text = self.decode([token_id])
         if BROKEN_CHARACTER not in text:
             return text.encode()
@@ -118,8 +118,8 @@ class HFTokenizer:
 
 @functools.cache
 def _byte_letters() -> dict[str, int]:
-    """The byte behind each letter that byte-level tokenizers (GPT-2's and its descendants) spell bytes with: printable
-    ones of Latin-1 stand for themselves, the others for letters from U+0100 on, in their order."""
+    """Map the letters that byte-level tokenizers (GPT-2 and its descendants) spell bytes with to these bytes. Printable
+    Latin-1 bytes are spelled as themselves, all others as letters from U+0100 on, in order."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
@@ -128,30 +128,30 @@ def _byte_letters() -> dict[str, int]:
 def render_prompt(
     tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
 ) -> list[int]:
-    """Token ids of a conversation up to the place where the model's turn begins."""
+    """Return the token ids of a conversation up to the start of the model's turn."""
     return tokenizer.encode(prompt_text(tokenizer, messages, tools))
 
 
 def prompt_text(
     tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
 ) -> str:
-    """A conversation up to the place where the model's turn begins, as the chat template renders it."""
+    """Render a conversation up to the start of the model's turn."""
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tools=tools)
 
 
 def token_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
-    """An ``eos_token_id`` as a tuple: one id, several, or none. -1 is no token, but a way to say none."""
+    """Return an ``eos_token_id`` (an id, several or None) as a tuple. -1 stands for "no token" and is dropped."""
     ids = (value,) if isinstance(value, int) else tuple(value or ())
     return tuple(token_id for token_id in ids if token_id >= 0)
 
 
 def control_tokens(tokenizer: PreTrainedTokenizer) -> tuple[str, ...]:
-    """All that a conversation's turns and calls are marked by, as text.
+    """Return all texts that mark turns and calls of a conversation.
 
-    Tokens in a named slot (``eos_token``), every other added token that is special, added tokens that are not but look
-    like control tokens or stand in the chat template, and marks of the template that are no tokens (``[INST]``).
+    These are tokens in a named slot (``eos_token``), added tokens that are special, look like control tokens or appear
+    in the chat template, and marks of the template that are not tokens (``[INST]``).
     """
-    # A tokenizer that is not transformers' own may know no added tokens.
+    # A tokenizer from elsewhere may have no `added_tokens_decoder`.
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     template = getattr(tokenizer, "chat_template", None) or ""
     source = template if isinstance(template, str) else "\n".join(template.values())

@@ -1,4 +1,4 @@
-"""What the loop asks of the tools: an answer to an action, a verdict, and the end of a trajectory."""
+"""Call the tools for a trajectory: run its actions, have it verified, and release its state."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from verl_tool.verification import MARGIN_SECONDS, Verdict, Verification
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 5.0
-"""A tool call's own deadline has this long to answer before the loop gives it up."""
+"""How long the loop waits beyond `tool_call_timeout`, so that the client can report the timeout itself."""
 RELEASE_SECONDS = 10.0
-"""Deadline of telling the tool server that a trajectory is over."""
+"""Deadline of the request that releases a trajectory's state."""
 
 
 class Tools(Protocol):
-    """What the loop asks of the tools. `verl_tool.client.ToolClient` is one.
+    """The interface between the loop and the tools. `verl_tool.client.ToolClient` implements it.
 
-    Retries are its business, never the loop's: two layers of retries would multiply.
+    Implementations retry; the loop never does, because two layers of retries would multiply.
     """
 
     async def call(
@@ -49,26 +49,26 @@ class Tools(Protocol):
         finish: bool = False,
         is_last_step: bool = False,
     ) -> StepResult:
-        """The answer to one action. A failure of the infrastructure is in `StepResult.fault`, or raised as ToolFault.
+        """Run one action. A failure of the infrastructure is returned in `StepResult.fault` or raised as ToolFault.
 
-        With `finish`, the trajectory is over and its state may be freed; the action is not run.
+        With `finish`, the trajectory has ended: its state may be freed, and the action is not run.
         """
         ...
 
 
 class ToolChannel:
-    """The tools of an Episode, as its trajectories reach them."""
+    """Sends the actions of an Episode's trajectories to its tools."""
 
     def __init__(
         self, tools: Tools | None, options: EpisodeOptions, format_names: Sequence[str] | None, *, reads_images: bool
     ) -> None:
-        """`format_names`: the only formats in which calls are written, of which the tools are told; None: any."""
+        """`format_names` restricts the formats in which the tools look for calls; None allows all formats."""
         self.tools = tools
         self._options, self._reads_images = options, reads_images
         self._format_names = {FORMATS_FIELD: list(format_names)} if format_names else {}
         self._releases: set[asyncio.Task[None]] = set()
         self._answered_in_text = False
-        """Some call was."""
+        """Whether any call was answered without unsupported media."""
 
     async def aclose(self) -> None:
         """Wait until the states of cancelled and failed trajectories are freed (at most `RELEASE_SECONDS`)."""
@@ -76,26 +76,26 @@ class ToolChannel:
             await asyncio.wait(set(self._releases))
 
     async def call(self, builder: TrajectoryBuilder, action: Action, turns_left: int, *, is_last: bool) -> StepResult:
-        """The answer to one action, recorded. Raises ToolFault if there is none."""
+        """Run one action and record the answer. Raises ToolFault if there is no answer."""
         started = now()
         builder.calling = True
-        result = await self._ask(builder, action.text, turns_left, is_last)
+        result = await self._send(builder, action.text, turns_left, is_last)
         builder.calling = False
         seconds = now() - started
-        result = self._readable(action, result)
+        result = self._drop_unreadable_media(action, result)
         builder.record(action, result, seconds)
         if result.fault is not None:
             fault = result.fault
             raise ToolFault(fault.kind, fault.message, fault.retryable, builder.trajectory_id)
         return result
 
-    def _readable(self, action: Action, result: StepResult) -> StepResult:
-        """The answer with its images as parts, as many as its text has tags, and without what the model cannot read,
-        which is an image if it reads text only, and audio; the model, the record and the metrics are told.
+    def _drop_unreadable_media(self, action: Action, result: StepResult) -> StepResult:
+        """Decode the images of an answer, and drop media that the model cannot read: audio, and images if it reads text
+        only. The observation and the metrics say what was dropped.
 
-        Raises ConfigError if no call was ever answered in what it reads: then the tools are of no use here. Later an
-        image is a model's doing, and a model must not be able to end the run. Raises ToolFault for an image that cannot
-        be read.
+        Raises ConfigError if no call was answered in readable form before: then the tools do not fit the model. After
+        that the policy may have caused it, and a policy must not be able to end the run. Raises ToolFault for an image
+        that cannot be decoded.
         """
         image = ("an image", None if self._reads_images else result.image)
         media = [name for name, held in (image, ("audio", result.audio)) if is_present(held)]
@@ -103,12 +103,14 @@ class ToolChannel:
             self._answered_in_text |= result.valid and result.fault is None
             return _with_images(result) if self._reads_images else result
         carried = "text and images" if self._reads_images else "text"
-        description = f"{_tool_in(action)} answered with {' and '.join(media)}, and this loop carries {carried} only"
+        description = (
+            f"{_describe_tool(action)} answered with {' and '.join(media)}, and this loop carries {carried} only"
+        )
         if not self._answered_in_text:
             raise ConfigError(
                 f"{description}: the model would go on without having seen it. Serve tools that answer in text"
             )
-        logger.warning("%s: it was left out, and the model told so", description)
+        logger.warning("%s: it was left out, and the observation says so", description)
         left = replace(
             result,
             observation=f"{result.observation}[{' and '.join(media)} was left out: only {carried} can be read here]",
@@ -119,11 +121,11 @@ class ToolChannel:
         return _with_images(left) if self._reads_images else left
 
     async def verify(self, builder: TrajectoryBuilder, verification: Verification) -> None:
-        """Have the verifier look at the workspace, and note what it said. The model is not told of any of it."""
+        """Run the verifier on the workspace and record its verdict. The model does not see any of it."""
         started = now()
-        builder.calling = True  # a state is left, even if a call has ended the trajectory
+        builder.calling = True  # the server keeps state for the verifier even if a call ended the trajectory
         builder.extra[VERIFY_FIELD] = verification.model_dump(mode="json")
-        result = await self._ask(builder, "", 0, True)
+        result = await self._send(builder, "", 0, True)
         builder.verdict = Verdict(
             result.reward if result.fault is None else None,
             result.observation,
@@ -133,7 +135,7 @@ class ToolChannel:
         )
 
     def reject_verification(self, verification: Verification, uses_tools: bool) -> None:
-        """Raises ConfigError if the verifier cannot be run."""
+        """Raise ConfigError if the verifier cannot be run."""
         if not uses_tools:
             raise ConfigError(
                 "this row is verified in a workspace, and uses no tools; set use_tool=True and enable_agent"
@@ -145,10 +147,10 @@ class ToolChannel:
                 f"{verification.timeout_seconds:g} s; set tool_call_timeout to {minimum:g} or more"
             )
 
-    async def _ask(self, builder: TrajectoryBuilder, action: str, turns_left: int, is_last: bool) -> StepResult:
-        assert self.tools is not None  # Episode.run() refuses a row that uses tools without any
+    async def _send(self, builder: TrajectoryBuilder, action: str, turns_left: int, is_last: bool) -> StepResult:
+        assert self.tools is not None  # Episode.run() rejects a row that uses tools without any
         once = {name: builder.extra.pop(name, None) for name in SENT_ONCE}
-        once[IMAGES_FIELD] = await _sent(once[IMAGES_FIELD])
+        once[IMAGES_FIELD] = await _encode_images(once[IMAGES_FIELD])
         first = {name: value for name, value in once.items() if value is not None}
         deadline = self._options.tool_call_timeout + GRACE_SECONDS
         try:
@@ -170,23 +172,23 @@ class ToolChannel:
         return StepResult(builder.trajectory_id, fault=fault)
 
     async def release(self, builder: TrajectoryBuilder) -> None:
-        """Let the tool server free what it holds for a trajectory. The server forgets it by itself in time."""
+        """Let the tool server free a trajectory's state. If the request fails, the server evicts the state later."""
         if self.tools is None or not builder.has_server_state:
             return
         try:
             await asyncio.wait_for(self.tools.call(builder.trajectory_id, "", finish=True), RELEASE_SECONDS)
         except (asyncio.TimeoutError, ToolFault) as error:
-            logger.debug("the tool server was not told that trajectory %s is over: %s", builder.trajectory_id, error)
+            logger.debug("the tool server could not release trajectory %s: %s", builder.trajectory_id, error)
 
     def release_later(self, builder: TrajectoryBuilder) -> None:
-        """`release` meanwhile; `aclose` waits for it."""
+        """Start `release` as a task, which `aclose` waits for."""
         task = asyncio.get_running_loop().create_task(self.release(builder))
         self._releases.add(task)
         task.add_done_callback(self._releases.discard)
 
 
-async def _sent(images: object) -> object:
-    """What the tools are sent of a prompt's images. What is no part already is sent as it is."""
+async def _encode_images(images: object) -> object:
+    """Encode a prompt's image parts for the wire; anything else is sent unchanged."""
     parts = images if isinstance(images, (list, tuple)) else ()
     if not any(isinstance(part, ImagePart) for part in parts):
         return images
@@ -194,7 +196,7 @@ async def _sent(images: object) -> object:
 
 
 def _with_images(result: StepResult) -> StepResult:
-    """The answer with its images as parts, as many as its text has tags. Raises ToolFault if one cannot be read."""
+    """Decode the images of an answer, as many as its text has tags. Raises ToolFault if one cannot be decoded."""
     if not is_present(result.image):
         return replace(result, image=None)
     try:
@@ -204,7 +206,7 @@ def _with_images(result: StepResult) -> StepResult:
     return replace(result, observation=text, image=images)
 
 
-def _tool_in(action: Action) -> str:
-    """The tool that an action calls, for a message."""
+def _describe_tool(action: Action) -> str:
+    """Name the tool that an action calls, for a message."""
     names = [call.name for call in action.sent_calls if call.name]
     return f"the tool {names[0]!r}" if names else f"the tool that was called by {action.text[-200:]!r}"

@@ -1,6 +1,6 @@
-"""What happened in one trajectory: who wrote which tokens, which calls were made, what failed, how long it took.
+"""The record of one trajectory: who wrote which tokens, which calls were made, what failed, how long it took.
 
-One line of JSON a trajectory, both ways.
+Records are read and written as JSON lines, one trajectory per line.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from verl_tool.util.atomic_files import atomic_write
 from verl_tool.verification import Verdict
 
 LOOP_FAULT = "excluded_from_group"
-"""Column of a batch: true of a trajectory that ended in a fault or was aborted."""
+"""Column of a batch: whether the trajectory ended in a fault or was aborted."""
 REWARD_FAULT = "reward_fault"
 """Key of ``reward_extra_info``: why there is no reward, or ``""``. The trainer must leave such a row out of the loss,
-of its group's baseline and of validation's means, as it leaves out a trajectory whose tools failed."""
+its group's baseline and the means of validation, like a trajectory whose tools failed."""
 RAISES_ON_EMPTY = "it raises on an empty answer too"
-"""In a `REWARD_FAULT`: the reward manager has a bug, which leaves out the answers that it cannot read."""
+"""Text in a `REWARD_FAULT` which says that the reward manager has a bug and fails on answers that it cannot read."""
 POLICY_INDUCED = "reward_provoked"
-"""Key of ``reward_extra_info``: how grading this answer failed where grading an empty one does not, or ``""``. Such a
-row has the score of an empty answer and counts: left out, a policy would learn to write what no grader stands."""
+"""Key of ``reward_extra_info``: how grading failed on this answer but not on an empty one, or ``""``. Such a row keeps
+the score of an empty answer and stays in the loss: otherwise a policy could learn to crash the grader."""
 
 ROW_REWARDS = "row_rewards"
-"""Key of ``reward_extra_info``: what each of `Trajectory.rows` is rewarded with by itself, as a list in JSON; the
-rollout's reward holds their sum."""
+"""Key of ``reward_extra_info``: a JSON list with the reward of each of `Trajectory.rows`. The rollout's reward includes
+their sum."""
 BONUS = "curiosity_bonus"
-"""Key of a record's ``reward_extra_info``: what the trainer added to the reward for what its group tried."""
+"""Key of a record's ``reward_extra_info``: the curiosity bonus that the trainer added to the reward."""
 RECORD_PLACES = "record_places"
-"""Of a row of verl's batch, where its pieces stand in the record's response: pairs of start and length, in tokens."""
+"""Column of verl's batch: where a row's pieces are in the record's response, as pairs of start and length in tokens."""
 VERSIONS = "versions"
-"""Of a record's ``extra``: the weights that sampled it, as updates before them, the oldest and the newest."""
+"""Key of a record's ``extra``: the oldest and newest weights that sampled it, as numbers of weight updates."""
 GROUP = "group"
-"""Of a record's ``extra``: the line, from 0, of the step's first trajectory that is a sample of the same prompt."""
+"""Key of a record's ``extra``: the line, from 0, of the step's first trajectory with the same prompt."""
 
 
 class Author(str, Enum):
-    """Who wrote a segment's tokens."""
+    """The author of a segment's tokens."""
 
     PROMPT = "prompt"
-    """The data set's row, rendered."""
+    """The rendered row of the data set."""
     MODEL = "model"
-    """The generator. The only tokens with mask 1, those of an edited turn left out (`Segment.edited`)."""
+    """The generator. Only these tokens have mask 1, except in an edited turn (`Segment.edited`)."""
     TOOL = "tool"
-    """The tool server: text of an observation."""
+    """The tool server: the text of an observation."""
     TEMPLATE = "template"
-    """The chat template (or `mtrl_sep`): the tokens that close a turn and open the next."""
+    """The chat template (or `mtrl_sep`): tokens that close a turn and open the next."""
 
 
 class StopReason(str, Enum):
@@ -61,28 +61,28 @@ class StopReason(str, Enum):
     ANSWERED = "answered"
     """The model ended its turn without an action."""
     TOOL_DONE = "tool_done"
-    """A tool ended the trajectory (`finish`, say)."""
+    """A tool, such as `finish`, ended the trajectory."""
     MAX_TURNS = "max_turns"
-    """`max_turns` tool turns were made, and the model asked for more or may write no more."""
+    """The trajectory made `max_turns` tool turns, and the model requested another or may write no more."""
     INVALID_CALLS = "invalid_calls"
     """`max_invalid_calls` calls in a row were invalid."""
     MAX_ACTION_LENGTH = "max_action_length"
     """The model's turn was cut at `max_action_length`."""
     MAX_RESPONSE_LENGTH = "max_response_length"
-    """`max_response_length` or `max_model_len` leaves no room to go on, or the model's turn was cut there."""
+    """`max_response_length` or `max_model_len` was reached, or cut the model's turn."""
     FAULT = "fault"
     """Infrastructure failed; see `Trajectory.fault`."""
     ABORTED = "aborted"
-    """The generator gave up this request (the engine stopped or changed its weights)."""
+    """The generator aborted the request because the engine stopped or changed its weights."""
 
     @property
     def finished(self) -> bool:
-        """The trajectory came to an end of its own: no limit and no fault cut it."""
+        """Whether the model or a tool ended the trajectory, and not a limit or a fault."""
         return self in (StopReason.ANSWERED, StopReason.TOOL_DONE)
 
     @property
     def overlong(self) -> bool:
-        """A limit of length or turns ended the trajectory."""
+        """Whether a limit of length or turns ended the trajectory."""
         return self in (StopReason.MAX_TURNS, StopReason.MAX_ACTION_LENGTH, StopReason.MAX_RESPONSE_LENGTH)
 
 
@@ -90,12 +90,12 @@ class Excluded(str, Enum):
     """Why a trajectory is left out of the loss and, for `FAULT`, `ABORTED` and `GRADER`, of its group's baseline."""
 
     FAULT = "fault"
-    """Infrastructure failed. A fault that the model's own call may have caused leaves nothing out."""
+    """Infrastructure failed, and the model's call cannot have caused it."""
     ABORTED = "aborted"
     GRADER = "grader"
-    """There is no reward; the trainer tells it, the loop does not know."""
+    """There is no reward. Set by the trainer."""
     SINGLETON = "lone"
-    """The others of its group, or its greedy baseline, are left out: nothing compares with it. Told by the trainer."""
+    """All others of its group, or its greedy baseline, are left out, so it has no baseline. Set by the trainer."""
     OVERLONG = "overlong"
     """`mask_overlong_loss`: a limit ended it."""
     VOID = "void"
@@ -104,30 +104,30 @@ class Excluded(str, Enum):
 
 @dataclass(frozen=True)
 class Segment:
-    """Tokens of one author, in the order in which the model saw them."""
+    """Consecutive tokens of one author."""
 
     author: Author
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...] | None = None
-    """One a token, of the model's segments only; None if the generator gave none."""
+    """Log-probability of each token, in the model's segments only; None if the generator returned none."""
     text: str = ""
-    """The tokens as text, for readers; nothing is ever encoded from it. Empty if nobody decoded them."""
+    """The tokens as text, for display; it is never encoded again. Empty if the tokens were not decoded."""
     image: str | None = None
-    """SHA-256 of the image that the tokens stand for, all of it: such a segment is never cut."""
+    """SHA-256 of the image that the tokens represent. The segment holds the whole image and is never cut."""
     call_spans: tuple[tuple[int, int], ...] | None = None
-    """Where in `text` each call begins and ends, of the model's segments; None if nobody looked."""
+    """Start and end of each call in `text`, in the model's segments only; None if the calls were not searched for."""
     edited: bool = False
-    """Somebody wrote this in the place of `author`, who wrote something else there in another trajectory."""
+    """Whether the segment replaces what `author` wrote in the trajectory that this one branches from."""
     row: int = 0
-    """The training row that the tokens are part of; see `Trajectory.contexts`."""
+    """The training row of the tokens; see `Trajectory.contexts`."""
     summary: bool = False
-    """The model's summary of its context (``context=summarise``), which is no turn."""
+    """Whether this is the model's summary of its context (``context=summarise``), which does not count as a turn."""
     agent: int = 0
-    """The agent whose context the tokens stand in. 0: the main one; k: the k-th sub-agent."""
+    """The agent whose context contains the tokens: 0 for the main agent, k for the k-th sub-agent."""
 
     @property
     def generated(self) -> bool:
-        """Whether the generator drew the tokens."""
+        """Whether the generator sampled the tokens."""
         return self.author is Author.MODEL and not self.edited
 
     @property
@@ -137,29 +137,29 @@ class Segment:
 
 
 DELEGATED = "delegate"
-"""Reason of a sub-agent's first row."""
+"""`RowContext.reason` of a sub-agent's first row."""
 
 
 @dataclass(frozen=True)
 class RowContext:
-    """What the model was fed at the start of a further training row: tokens of before, or of a template."""
+    """The prompt of a training row after the first: earlier tokens, or tokens of a template."""
 
     tokens: tuple[int, ...]
     reason: str
-    """What made the row: an option (``window``, ``summarise``, ``drop_thoughts``), or `DELEGATED`."""
+    """Why the row was started: a value of the option `context`, or `DELEGATED`."""
 
 
 @dataclass(frozen=True)
 class ParsedCall:
-    """One call in an action, as the loop found it there."""
+    """One call that the loop found in an action."""
 
     name: str
-    """As the model named it."""
+    """Name of the tool, as the model wrote it."""
     arguments: str
-    """A JSON object, as in OpenAI's ``tool_calls``; free text (code, a query) is its one member ``input``."""
+    """A JSON object, as in OpenAI's ``tool_calls``. Free text (code, a query) is its only member ``input``."""
     start: int
     end: int
-    """Where it stands in the action's text."""
+    """End of the call in the action's text; `start` is its start."""
 
 
 @dataclass(frozen=True)
@@ -167,10 +167,10 @@ class CallRecord:
     """One call of the tool server."""
 
     step: int
-    """Number of the call among those that the tool server was sent, from 0; of a `local` one, that of the next."""
+    """Number of the call among those sent to the tool server, from 0. A `local` call has the number of the next one."""
     action: str
     observation: str = ""
-    """As the server gave it, before any truncation."""
+    """The server's answer, before any truncation."""
     valid: bool = True
     done: bool = False
     reward: float | None = None
@@ -178,99 +178,97 @@ class CallRecord:
     fault: Fault | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     visible_tokens: int = 0
-    """Tokens of the observation that the model was fed, the template's not counted."""
+    """Number of the observation's tokens that the model was fed, without those of the template."""
     truncated: bool = False
-    """The model was shown less than `observation`."""
+    """Whether the model was fed less than `observation`."""
     seconds: float = 0.0
     names: tuple[str, ...] = ()
-    """The tools that the action calls, each once, as the model named them; none in records of before."""
+    """Names of the tools that the action calls, without duplicates; empty in records older than this field."""
     calls: tuple[ParsedCall, ...] | None = None
-    """The calls in the action, in the order of the text; None in records of before (`actions.calls_of`)."""
+    """The calls in the action, in order; None in records older than this field (see `actions.calls_of`)."""
     agent: int = 0
-    """As `Segment.agent`."""
+    """The agent that made the call, as in `Segment.agent`."""
     local: bool = False
-    """The loop answered it (``delegate``), and the tool server was not asked. `seconds` is 0: those of the sub-agent
-    are in the timings."""
+    """Whether the loop answered the call itself (``delegate``). `seconds` is then 0: the sub-agent's time is in the
+    timings."""
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Where the time went, in seconds."""
+    """The time that a trajectory spent, in seconds."""
 
     generate: float = 0.0
     tools: float = 0.0
     total: float = 0.0
-    """From the start of the trajectory (not of its wait for a free place) to its end."""
+    """Time from the start of the trajectory to its end, without the wait for a free slot."""
     turns: tuple[float, ...] = ()
-    """Of each turn of the model (`Trajectory.num_turns`), in their order: from asking the generator to its answer, on a
-    monotonic clock; the engine's queue is part of it. Their sum is `generate` less the turns of which nothing is kept
-    (a fault, no token). None in records of before."""
+    """Time of each turn of the model (`Trajectory.num_turns`), from the request to the generator's answer, including
+    the engine's queue. Their sum is `generate` without turns that left no tokens, such as after a fault. Empty in
+    records older than this field."""
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One finished trajectory. The prompt's segments come first; all that follows is the response.
+    """One finished trajectory: the segments of the prompt, followed by those of the response.
 
-    The response is all that was written, in the order in which it was. Where the model's context lost some of it on the
-    way, `contexts` tell what it was fed instead, and the trajectory is trained as several rows (`rows`).
+    The response contains everything that was written, in order. If the model's context was shortened or replaced on the
+    way, `contexts` has what the model was fed instead, and the trajectory is trained as several rows (`rows`).
     """
 
     trajectory_id: str
     segments: tuple[Segment, ...]
     stop: StopReason
     prompt_segments: int = 1
-    """How many of `segments` are the prompt: more than one if it has images, or `call_tool_first` added an
-    observation."""
+    """Number of `segments` in the prompt: more than one if it has images or an observation of `call_tool_first`."""
     calls: tuple[CallRecord, ...] = ()
     fault: Fault | None = None
     excluded: Excluded | None = None
     loss_on_observations: bool = False
-    """`mask_observations=False`."""
+    """Whether the option `mask_observations` was False."""
     prompt_truncated: bool = False
     verdict: Verdict | None = None
-    """What a verifier said of the workspace that the trajectory left; None if there was none, or the trajectory ended
-    in a fault or was aborted."""
+    """The verifier's verdict on the workspace; None without a verifier, or after a fault or an abort."""
     reward: float | None = None
-    """The reward manager's, once it is known."""
+    """The reward from the reward manager, once it is known."""
     timings: Timings = Timings()
     images: Annotated[dict[str, ImagePart], Field(exclude=True)] = field(default_factory=dict)
-    """By SHA-256, the images that segments stand for. A record names them only; `write_jsonl` puts them beside it."""
+    """Images of the segments, by SHA-256. A record stores the hashes; `write_jsonl` writes the files next to it."""
     generator: dict[str, Any] = field(default_factory=dict)
-    """What the generator told besides tokens, of its last turn (JSON values)."""
+    """`Generation.details` of the last turn (JSON values)."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Whatever the caller wants in the record (JSON values)."""
+    """Additional values that the caller stores in the record (JSON values)."""
     contexts: tuple[RowContext, ...] = ()
-    """Of each training row after the first, the prompt. Row k has `contexts[k - 1]` and the segments with `row` k."""
+    """Prompts of the training rows after the first. Row k has `contexts[k - 1]` and the segments with `row` k."""
 
     @property
     def row(self) -> dict[str, Any]:
-        """What `extra` tells of the data set's row: ``index`` and, if it is known, ``data_source``."""
-        description = {"index": self.extra.get("index"), "data_source": self.extra.get("data_source")}
-        return description if description["data_source"] is not None else {"index": description["index"]}
+        """The data set's row as stored in `extra`: ``index`` and, if it is known, ``data_source``."""
+        index, source = self.extra.get("index"), self.extra.get("data_source")
+        return {"index": index} if source is None else {"index": index, "data_source": source}
 
     @property
     def prompt_ids(self) -> list[int]:
-        """Token ids that the model was first fed. [prompt_length]"""
+        """Token ids that the model was fed first. [prompt_length]"""
         return _tokens(self.segments[: self.prompt_segments])
 
     @property
     def response(self) -> tuple[Segment, ...]:
-        """The segments behind the prompt."""
+        """The segments after the prompt."""
         return self.segments[self.prompt_segments :]
 
     @property
     def response_ids(self) -> list[int]:
-        """Token ids behind the prompt, of the model and of the tools. [response_length]"""
+        """Token ids after the prompt, of the model and of the tools. [response_length]"""
         return _tokens(self.response)
 
     @property
     def response_mask(self) -> list[int]:
-        """1 on tokens that the model wrote, 0 on all others. [response_length]"""
+        """1 for tokens that the model wrote, 0 for all others. [response_length]"""
         return [int(s.generated) for s in self.response for _ in s.tokens]
 
     @property
     def loss_mask(self) -> list[int]:
-        """The tokens that the loss is put on, `excluded` and `mask_observations` regarded. [response_length]"""
+        """1 for tokens in the loss, which depends on `excluded` and `mask_observations`. [response_length]"""
         if self.excluded is not None:
             return [0] * sum(len(s.tokens) for s in self.response)
         if self.loss_on_observations:
@@ -279,8 +277,8 @@ class Trajectory:
 
     @property
     def turn_ids(self) -> list[int]:
-        """k on tokens of the model's k-th turn, counted from 1, on those of a summary before it and of the sub-agents
-        that it started; 0 on all others. [response_length]"""
+        """k for tokens of the model's k-th turn (from 1), of the summary before it and of the sub-agents that it
+        started; 0 for all others. [response_length]"""
         ids, turn = [], 0
         for segment in self.response:
             turn += segment.is_turn
@@ -290,19 +288,18 @@ class Trajectory:
 
     @property
     def turn_calls(self) -> tuple[CallRecord, ...]:
-        """The calls that the main agent made: the k-th ended its k-th turn. That of `call_tool_first` is not among
-        them."""
+        """The main agent's calls, without that of `call_tool_first`. The k-th call ended the k-th turn."""
         turns, calls = self.num_turns, tuple(call for call in self.calls if not call.agent)
         first_request = bool(calls) and not calls[0].action
         in_prompt = any(segment.author is not Author.PROMPT for segment in self.segments[: self.prompt_segments])
-        loops_own = first_request and (in_prompt or len(calls) > turns)
-        return calls[loops_own:][:turns]
+        called_first = first_request and (in_prompt or len(calls) > turns)
+        return calls[called_first:][:turns]
 
     @property
     def response_log_probs(self) -> list[float] | None:
-        """Log-probabilities by the generator, 0.0 on tokens that it did not write. [response_length]
+        """The generator's log-probabilities, 0.0 for tokens that it did not write. [response_length]
 
-        None if the generator gave none.
+        None if the generator returned none.
         """
         written = [s for s in self.response if s.generated]
         if any(s.log_probs is None for s in written):
@@ -311,34 +308,34 @@ class Trajectory:
 
     @property
     def num_turns(self) -> int:
-        """Turns of the main agent, summaries left out."""
+        """Number of turns of the main agent, without summaries."""
         return sum(s.is_turn for s in self.response)
 
     @property
-    def row_places(self) -> list[list[tuple[int, int]]]:
-        """Of each training row, where its pieces stand in the response: pairs of start and length, in tokens. Rows are
-        in the order of their numbers; one that nothing was written in is empty."""
-        places: list[list[tuple[int, int]]] = [[] for _ in range(1 + len(self.contexts))]
+    def row_spans(self) -> list[list[tuple[int, int]]]:
+        """Where the pieces of each training row are in the response, as pairs of start and length in tokens. Rows are
+        in numerical order; a row without response tokens is empty."""
+        spans: list[list[tuple[int, int]]] = [[] for _ in range(1 + len(self.contexts))]
         start = 0
         for segment in self.response:
-            row = places[segment.row]
+            row = spans[segment.row]
             if row and sum(row[-1]) == start:
                 row[-1] = row[-1][0], row[-1][1] + len(segment.tokens)
             elif segment.tokens:
                 row.append((start, len(segment.tokens)))
             start += len(segment.tokens)
-        return places
+        return spans
 
     @property
     def row_numbers(self) -> list[int]:
-        """The rows that something was written in, in the order in which they end; the last one is the main agent's."""
+        """Numbers of the rows with response tokens, in the order in which they end; the last is the main agent's."""
         ends = {segment.row: place for place, segment in enumerate(self.response) if segment.tokens}
         final = next((segment.row for segment in reversed(self.response) if segment.tokens and not segment.agent), 0)
         return sorted(ends, key=lambda row: (row == final, ends[row]))
 
     @property
     def rows(self) -> tuple[Trajectory, ...]:
-        """The training rows, each a trajectory of one context, in the order of `row_numbers`."""
+        """The training rows as trajectories with one context each, in the order of `row_numbers`."""
         if not self.contexts:
             return (self,)
         prompts = [self.segments[: self.prompt_segments]]
@@ -355,45 +352,45 @@ class Trajectory:
 
     @property
     def visible_images(self) -> list[ImagePart]:
-        """The image of each segment that stands for one, in their order: what an engine and a trainer are given."""
+        """The images of the segments in order, as the engine and the trainer receive them."""
         return [self.images[s.image] for s in self.segments if s.image is not None]
 
     @property
     def tool_rewards(self) -> list[float]:
-        """Rewards that tools gave, in order of the calls that gave one."""
+        """Rewards from tools, in the order of the calls."""
         return [c.reward for c in self.calls if c.reward is not None]
 
     @property
     def response_text(self) -> str:
-        """Text behind the prompt, as far as segments hold it."""
+        """Text after the prompt, where segments were decoded."""
         return "".join(s.text for s in self.response)
 
     @property
     def model_text(self) -> str:
-        """What the main agent wrote in its turns, an edited one included: what a reward should look at."""
+        """Text of the main agent's turns, including edited ones. Rewards should be computed from it."""
         return "".join(s.text for s in self.response if s.is_turn)
 
     def with_reward(self, reward: float | None) -> Trajectory:
-        """The same with a reward."""
+        """Return a copy with a reward."""
         return replace(self, reward=reward)
 
     def ungraded(self) -> Trajectory:
-        """The same as it was before a trainer graded it."""
+        """Return a copy as it was before the trainer graded it."""
         excluded = None if self.excluded in (Excluded.GRADER, Excluded.SINGLETON) else self.excluded
         return replace(self, reward=None, excluded=excluded)
 
     def to_json(self) -> str:
-        """One line of JSON, without the line's end."""
+        """Serialise to one line of JSON, without a line end."""
         return _ADAPTER.dump_json(self).decode()
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Trajectory:
-        """The trajectory of one line. Raises pydantic's ValidationError if the line is none."""
+        """Parse one line. Raises pydantic's ValidationError if it is not a trajectory."""
         return _ADAPTER.validate_json(line)
 
 
 def write_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> None:
-    """Write one line a trajectory, replacing the file, and their images into the folder ``images`` beside it."""
+    """Write one line per trajectory, replacing the file. Images are written to the folder ``images`` next to it."""
     with path.open("w", encoding="utf-8") as file:
         for trajectory in trajectories:
             save_images(path.parent / "images", trajectory.images.values())
@@ -401,7 +398,7 @@ def write_jsonl(path: Path, trajectories: Iterable[Trajectory]) -> None:
 
 
 def save_images(folder: Path, images: Iterable[ImagePart]) -> None:
-    """Write each image that is not there into `folder`, named by its hash; the folder is made if there is any image."""
+    """Write missing images to `folder`, named by their hashes. The folder is created if there are any images."""
     for image in images:
         path = folder / f"{image.sha256}.{image.media_type.removeprefix('image/')}"
         if not path.exists():
@@ -411,7 +408,7 @@ def save_images(folder: Path, images: Iterable[ImagePart]) -> None:
 
 
 def read_jsonl(path: Path) -> Iterator[Trajectory]:
-    """The trajectories of a file, one by one."""
+    """Yield the trajectories of a file."""
     with path.open("rb") as file:
         for line in file:
             yield Trajectory.from_json(line)
@@ -421,6 +418,6 @@ def _tokens(segments: Sequence[Segment]) -> list[int]:
     return [token for segment in segments for token in segment.tokens]
 
 
-# A log-probability may be -inf: JSON has no such number, so it is written as the string "-Infinity".
+# A log-probability may be -inf, which JSON cannot represent; it is written as the string "-Infinity".
 with_config(ConfigDict(ser_json_inf_nan="strings"))(Trajectory)
 _ADAPTER = TypeAdapter(Trajectory)

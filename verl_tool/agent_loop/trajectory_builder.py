@@ -1,4 +1,4 @@
-"""A trajectory under way: what the loop writes down turn by turn."""
+"""Build the record of a trajectory turn by turn, while it runs."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from verl_tool.protocol import AUDIOS_FIELD, FILES_FIELD, IMAGES_FIELD, Fault, F
 from verl_tool.verification import Verdict
 
 SENT_ONCE = (FILES_FIELD, IMAGES_FIELD, AUDIOS_FIELD)
-"""Extra data that goes with the first call only, whichever that is."""
+"""Extra data that is sent with the first call only."""
 _T = TypeVar("_T")
 _Unit: TypeAlias = "tuple[Author, int | None, tuple[int, ...]]"
-"""What is kept or dropped whole: its author, the number of its segment if it is an image, its tokens."""
+"""An indivisible part of segments: its author, the number of its segment if it is an image, and its tokens."""
 _SERVER_EXITED = frozenset({FaultKind.UNREACHABLE, FaultKind.OVERLOADED, FaultKind.TIMEOUT, FaultKind.SHUTTING_DOWN})
 
 
 @dataclass
 class TrajectoryBuilder:
-    """A trajectory under way."""
+    """A trajectory in progress."""
 
     trajectory_id: str
     uses_tools: bool
@@ -50,51 +50,51 @@ class TrajectoryBuilder:
     max_response_length: int | None = None
     max_model_len: int | None = None
     formats: Sequence[Format] = ()
-    """Those in which its calls are written."""
+    """Formats in which the model writes calls."""
     renderer: ObservationRenderer | None = None
-    """Appends its observations. None: the Episode's."""
+    """Renders observations. Defaults to the Episode's renderer."""
     task_prompt: Callable[[str], Sequence[int]] | None = None
-    """Renders the prompt of a sub-agent. None: a user's message."""
+    """Renders the prompt of a sub-agent. By default the task becomes a user message."""
     agent: int = 0
-    """As `Segment.agent`."""
+    """The agent that is running, as in `Segment.agent`."""
     depth: int = 0
-    """The number of agents that wait for this one's answer."""
+    """Number of agents that wait for this agent's answer."""
     row: int = 0
-    """The training row that is written."""
+    """Number of the current training row."""
     started: float = field(default_factory=lambda: now())
     context: list[int] = field(default_factory=list)
-    """All tokens so far: what the model is fed next."""
+    """All tokens that the model is fed at its next turn."""
     segments: list[Segment] = field(default_factory=list)
     contexts: list[RowContext] = field(default_factory=list)
     """Prompts of the training rows after the first."""
     prompt_segments: int = 1
     prompt_length: int = 0
-    """Tokens at the start of `context` that are the prompt of its training row."""
+    """Number of tokens at the start of `context` that are the prompt of its training row."""
     prompt_truncated: bool = False
     images: dict[str, ImagePart] = field(default_factory=dict)
-    """By SHA-256, those that segments stand for."""
+    """Images of the segments, by SHA-256."""
     calls: list[CallRecord] = field(default_factory=list)
     summary_due: bool = False
-    """The model was asked for a summary of its context."""
-    turns_started: int = 0
-    """Turns of the model that were there when it started (`take_up`)."""
+    """Whether the last observation asks the model for a summary of its context."""
+    resumed_turns: int = 0
+    """Number of turns in the trajectory that this one resumes (`resume`)."""
     fault: Fault | None = None
     calling: bool = False
-    """A call is under way, of which the tool server may keep state though nobody waits for its answer any more."""
+    """Whether a call is in progress. If it is cancelled, the tool server may still keep state."""
     verdict: Verdict | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     generate_seconds: float = 0.0
     turn_seconds: list[float] = field(default_factory=list)
-    """Of each turn that left a segment."""
+    """Time of each turn that left a segment."""
 
     @property
     def response_length(self) -> int:
-        """Tokens behind the prompt."""
+        """Number of tokens after the prompt."""
         return len(self.context) - self.prompt_length
 
     @property
     def remaining_tokens(self) -> int | None:
-        """Tokens that may still follow; None if nothing limits them."""
+        """Number of tokens that may still follow; None without a limit."""
         response, model = self.max_response_length, self.max_model_len
         limits = [
             None if response is None else response - self.response_length,
@@ -104,34 +104,34 @@ class TrajectoryBuilder:
 
     @property
     def invalid_calls_in_a_row(self) -> int:
-        """Calls of this agent at the end that were invalid."""
+        """Number of invalid calls since this agent's last valid one."""
         own = [call for call in self.calls if call.agent == self.agent]
         return sum(1 for _ in itertools.takewhile(lambda call: not call.valid, reversed(own)))
 
     @property
     def num_subagents(self) -> int:
-        """Sub-agents that the trajectory has had."""
+        """Number of sub-agents that the trajectory has started."""
         return sum(context.reason == DELEGATED for context in self.contexts)
 
     @property
     def own_segments(self) -> list[Segment]:
-        """The prompt, and what was written in this agent's context."""
-        behind = self.segments[self.prompt_segments :]
-        return [*self.segments[: self.prompt_segments], *(each for each in behind if each.agent == self.agent)]
+        """The prompt and the segments of this agent."""
+        response = self.segments[self.prompt_segments :]
+        return [*self.segments[: self.prompt_segments], *(each for each in response if each.agent == self.agent)]
 
     @property
     def sent_calls(self) -> list[CallRecord]:
-        """The calls that the tool server was sent."""
+        """The calls that were sent to the tool server."""
         return [call for call in self.calls if not call.local]
 
     @property
     def visible_images(self) -> list[ImagePart]:
-        """The image of each segment that stands for one, in their order."""
+        """The images of the segments, in order."""
         return [self.images[segment.image] for segment in self.segments if segment.image is not None]
 
     @property
     def has_server_state(self) -> bool:
-        """Whether the tool server may hold something for this trajectory, and can be told."""
+        """Whether the tool server may hold state for this trajectory and can be reached to release it."""
         if self.calling:
             return True
         sent = self.sent_calls
@@ -143,8 +143,8 @@ class TrajectoryBuilder:
     def set_prompt(
         self, segments: list[Segment], images: Sequence[ImagePart], limit: int | None, tokenizer: Tokenizer
     ) -> None:
-        """Start from the row's prompt, in which `images` stand, its head dropped down to `limit`. Raises ValueError if
-        it is empty."""
+        """Start from the row's prompt with its `images`, truncated on the left to `limit`. Raises ValueError if the
+        prompt is empty."""
         if not any(segment.tokens for segment in segments):
             raise ValueError("the prompt is empty; a model needs at least one token to continue")
         stored = segments if limit is None else cut_segments(segments, limit, "left", tokenizer)
@@ -152,45 +152,46 @@ class TrajectoryBuilder:
         self.images |= {image.sha256: image for image in images}
         self.replace_prompt(stored)
 
-    def take_up(self, begun: Trajectory) -> None:
-        """Start behind `begun`, whose segments and calls are kept as they are. What goes with the first call of a
-        trajectory is not sent again."""
-        self.segments, self.calls = list(begun.segments), list(begun.calls)
-        last = begun.rows[-1]
+    def resume(self, partial: Trajectory) -> None:
+        """Continue after `partial`, whose segments and calls are kept as they are. The extra data of a first call
+        (`SENT_ONCE`) is not sent again."""
+        self.segments, self.calls = list(partial.segments), list(partial.calls)
+        last = partial.rows[-1]
         self.context = [token for segment in last.segments for token in segment.tokens]
-        self.contexts, self.row = list(begun.contexts), len(begun.contexts)
-        self.prompt_segments, self.prompt_length = begun.prompt_segments, len(last.prompt_ids)
-        self.prompt_truncated = begun.prompt_truncated
-        self.images |= begun.images
-        self.turns_started = begun.num_turns
-        self.turn_seconds = list(begun.timings.turns[: self.turns_started]) or [0.0] * self.turns_started
+        self.contexts, self.row = list(partial.contexts), len(partial.contexts)
+        self.prompt_segments, self.prompt_length = partial.prompt_segments, len(last.prompt_ids)
+        self.prompt_truncated = partial.prompt_truncated
+        self.images |= partial.images
+        self.resumed_turns = partial.num_turns
+        self.turn_seconds = list(partial.timings.turns[: self.resumed_turns]) or [0.0] * self.resumed_turns
         self.generate_seconds = sum(self.turn_seconds)
-        self.started -= self.generate_seconds + sum(call.seconds for call in begun.calls)
-        if begun.calls:
+        self.started -= self.generate_seconds + sum(call.seconds for call in partial.calls)
+        if partial.calls:
             for name in SENT_ONCE:
                 self.extra.pop(name, None)
 
     def replace_prompt(self, segments: list[Segment], truncated: bool = False) -> None:
-        """Let `segments` be the prompt; `truncated` if they show less than the observation that was recorded last."""
+        """Make `segments` the prompt. `truncated` says that they show only a part of the last recorded observation."""
         self.segments = list(segments)
         self.context = [token for segment in segments for token in segment.tokens]
         self.prompt_segments, self.prompt_length = len(segments), len(self.context)
         if self.calls:
             self._record_visible_images(segments, truncated)
 
-    def take(self, result: StepResult) -> list[ImagePart]:
-        """The images of an answer, which its segments are to show."""
+    def take_images(self, result: StepResult) -> list[ImagePart]:
+        """Store the images of an answer for its segments, and return them."""
         images = [image for image in result.image or () if isinstance(image, ImagePart)]
         self.images |= {image.sha256: image for image in images}
         return images
 
     def start_row(self, tokens: Sequence[int], reason: str) -> None:
-        """Go on in a training row of its own, behind `tokens` in place of the context so far."""
+        """Start a new training row, whose prompt `tokens` replaces the context."""
         self.contexts.append(RowContext(tuple(tokens), reason))
         self.context, self.prompt_length, self.row = list(tokens), len(tokens), len(self.contexts)
 
     def start_subagent(self, prompt: Segment, max_turns: int) -> TrajectoryBuilder:
-        """A sub-agent that goes on from `prompt` in a row of its own. Its calls and rows are counted with these."""
+        """Return the builder of a sub-agent that starts from `prompt` in a new row. It shares calls and rows with this
+        one."""
         child = replace(
             self,
             max_turns=max_turns,
@@ -199,7 +200,7 @@ class TrajectoryBuilder:
             agent=self.num_subagents + 1,
             depth=self.depth + 1,
             summary_due=False,
-            turns_started=0,
+            resumed_turns=0,
             generate_seconds=0.0,
             turn_seconds=[],
         )
@@ -207,7 +208,7 @@ class TrajectoryBuilder:
         return child
 
     def join_subagent(self, child: TrajectoryBuilder) -> None:
-        """Take over what was written since `start_subagent`."""
+        """Append what the sub-agent wrote since `start_subagent`."""
         self.segments += child.segments[child.prompt_segments :]
         self.generate_seconds += child.generate_seconds
         self.calling, self.details = child.calling, child.details
@@ -215,7 +216,7 @@ class TrajectoryBuilder:
     def append_generation(
         self, generation: Generation, turn: ParsedTurn, seconds: float, *, summary: bool = False
     ) -> None:
-        """A turn of the model, or its `summary`, which took `seconds`. An empty one leaves no segment."""
+        """Append a turn of the model, or its `summary`, that took `seconds`. Without tokens, no segment is added."""
         self.details = generation.details
         if generation.token_ids:
             log_probs = None if generation.log_probs is None else tuple(generation.log_probs)
@@ -226,7 +227,7 @@ class TrajectoryBuilder:
                 self.turn_seconds.append(seconds)
 
     def append_observation(self, segments: list[Segment], truncated: bool) -> None:
-        """What the model is shown of the call that was recorded last; `truncated` if that is less than all."""
+        """Append the observation of the last recorded call. `truncated` says that the segments show only a part."""
         for segment in segments:
             self._append(segment)
         self._record_visible_images(segments, truncated)
@@ -239,16 +240,16 @@ class TrajectoryBuilder:
         self.calls[-1] = replace(self.calls[-1], visible_tokens=tool_tokens(segments), truncated=truncated)
 
     def record(self, action: Action, result: StepResult, seconds: float, *, local: bool = False) -> None:
-        """One action and its answer, the loop's own if `local`. What a tool took, though no format finds a call in it,
-        is a tag of the tool's."""
-        in_use = result.valid and result.fault is None
-        calls = parsed_calls(action.sent_calls if in_use else action.calls)
+        """Record an action and its answer, which is the loop's own if `local`. A valid action in which no format finds
+        a call used the tag of a tool."""
+        valid = result.valid and result.fault is None
+        calls = parsed_calls(action.sent_calls if valid else action.calls)
         self.calls.append(
             CallRecord(
                 step=len(self.sent_calls),
                 action=action.text,
                 observation=without_surrogates(result.observation),
-                valid=in_use,
+                valid=valid,
                 done=result.done,
                 reward=result.reward,
                 invalid_reason=result.invalid_reason,
@@ -262,8 +263,8 @@ class TrajectoryBuilder:
             )
         )
 
-    def finished(self, stop: StopReason, options: EpisodeOptions) -> Trajectory:
-        """The trajectory as it is now."""
+    def build(self, stop: StopReason, options: EpisodeOptions) -> Trajectory:
+        """Return the finished trajectory."""
         tools = sum(call.seconds for call in self.calls)
         return Trajectory(
             trajectory_id=self.trajectory_id,
@@ -294,7 +295,8 @@ class TrajectoryBuilder:
         return None
 
     def _is_policy_induced(self) -> bool:
-        """The model's own call may be why it faulted: were that excused, a policy would learn to make such calls."""
+        """Whether the model's call may have caused the fault. If such faults were excluded, a policy could learn to
+        cause them."""
         fault = self.calls[-1].fault if self.calls else None
         return fault is not None and fault.kind.provokable
 
@@ -304,18 +306,18 @@ class TrajectoryBuilder:
         return not answered and not any(call.valid for call in self.calls)
 
 
-def cut_segments(segments: list[Segment], room: int, side: Side, tokenizer: Tokenizer) -> list[Segment]:
-    """At most `room` tokens of `segments`, the tokens at `side` dropped; an image is kept or dropped whole."""
-    if sum(len(segment.tokens) for segment in segments) <= room:
+def cut_segments(segments: list[Segment], limit: int, side: Side, tokenizer: Tokenizer) -> list[Segment]:
+    """Truncate `segments` to `limit` tokens by dropping tokens at `side`. An image is kept or dropped as a whole."""
+    if sum(len(segment.tokens) for segment in segments) <= limit:
         return segments
-    # An image is a unit, and so is each token besides.
+    # An image is one unit, and so is each token outside of images.
     units: list[_Unit] = []
     for number, segment in enumerate(segments):
         parts = [(token,) for token in segment.tokens] if segment.image is None else [segment.tokens]
         units += [(segment.author, None if segment.image is None else number, part) for part in parts]
-    n_head = {"left": 0, "right": room, "middle": room - room // 2}[side]
-    head = fitting(units, _length, n_head)
-    stored = [*head, *fitting(units[len(head) :][::-1], _length, room - n_head)[::-1]]
+    n_head = {"left": 0, "right": limit, "middle": limit - limit // 2}[side]
+    head = longest_prefix(units, _length, n_head)
+    stored = [*head, *longest_prefix(units[len(head) :][::-1], _length, limit - n_head)[::-1]]
     cut: list[Segment] = []
     for (author, image), run in itertools.groupby(stored, key=lambda unit: unit[:2]):
         ids = tuple(token for _, _, part in run for token in part)
@@ -323,10 +325,10 @@ def cut_segments(segments: list[Segment], room: int, side: Side, tokenizer: Toke
     return cut
 
 
-def fitting(units: Sequence[_T], size: Callable[[_T], int], room: int) -> Sequence[_T]:
-    """The first of `units` that are together no larger than `room`."""
+def longest_prefix(units: Sequence[_T], size: Callable[[_T], int], limit: int) -> Sequence[_T]:
+    """Return the longest prefix of `units` whose total size is at most `limit`."""
     for n, total in enumerate(itertools.accumulate(map(size, units))):
-        if total > room:
+        if total > limit:
             return units[:n]
     return units
 
@@ -336,10 +338,10 @@ def _length(unit: _Unit) -> int:
 
 
 def tool_tokens(segments: Sequence[Segment]) -> int:
-    """How many of the tokens are an observation's."""
+    """Count the tokens of observations."""
     return sum(len(s.tokens) for s in segments if s.author is Author.TOOL)
 
 
 def now() -> float:
-    """Seconds on the event loop's clock."""
+    """Return the time of the event loop's clock in seconds."""
     return asyncio.get_running_loop().time()

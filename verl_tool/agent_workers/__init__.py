@@ -1,1 +1,1 @@
-"""What runs beside the model: the workers that hold its weights, and the reward managers."""
+"""The workers that hold the model's weights, and the reward managers."""

@@ -1,4 +1,4 @@
-"""The actor's process where others sample (``trainer.v1.trainer_mode=separate_async``).
+"""The actor's worker if separate processes sample (``trainer.v1.trainer_mode=separate_async``).
 
 Written for verl 0.9.0 and 0.9.1.
 """
@@ -14,21 +14,21 @@ from verl_tool.agent_workers.fsdp_workers import AgentActorRolloutRefWorker
 
 
 class AgentDetachActorWorker(AgentActorRolloutRefWorker, DetachActorWorker):
-    """Ours, with verl's memory of the weights that sampled, which its log-probs are computed by."""
+    """verl-tool's worker that can also save the sampling weights, with which verl computes log-probabilities."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_model_to_cpu(self, n: int) -> None:
-        """Remember the weights under `n`."""
+        """Save the weights under the number `n`."""
         super().save_model_to_cpu(n)
         if self.config.actor.strategy == "fsdp2":
-            # Of weights that lie on the CPU verl remembers the very tensors, which the next update changes.
+            # If the weights are on the CPU, verl saves references to tensors that the next update changes.
             shards, spec = self.cpu_saved_models[n]
             trained = {_storage(parameter) for parameter in self.actor.engine.module.parameters()}
-            own = {
+            copies = {
                 name: (shard.clone() if _storage(shard) in trained else shard, placement)
                 for name, (shard, placement) in shards.items()
             }
-            self.cpu_saved_models[n] = own, spec
+            self.cpu_saved_models[n] = copies, spec
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -1,6 +1,6 @@
-"""How weights come from the trainer's process to those that only sample, where there is no accelerator.
+"""Send weights from the trainer's process to sampling processes without an accelerator.
 
-verl's own checkpoint engines are for GPUs. This one is registered as ``gloo`` in each process that imports it
+verl's checkpoint engines are for GPUs. This one is registered as ``gloo`` in each process that imports it
 (``actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module``). Written for verl 0.9.0 and 0.9.1.
 """
 
@@ -27,13 +27,13 @@ Topology = tuple[dict[str, list[Any]], dict[str, list[Any]]]
 
 @CheckpointEngineRegistry.register("gloo")
 class GlooCheckpointEngine(CheckpointEngine):
-    """Broadcasts each tensor from the trainer's first process; what it is called and its form go through the store.
+    """Broadcasts each tensor from the trainer's first process, and sends its name and shape through the store.
 
-    A group lasts for one update. Raises RuntimeError where a process does not come or answer within `TIMEOUT`.
+    A group lasts for one update. Raises RuntimeError if a process does not join or answer within `TIMEOUT`.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
-        """`bucket_size` has no meaning here: tensors go one by one."""
+        """`bucket_size` is ignored: tensors are sent one by one."""
         self._is_master = is_master
         self._rank = -1
         self._listener: socket.socket | None = None
@@ -41,7 +41,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._group: Any = None
 
     def prepare(self) -> Any:
-        """The address where the processes meet, of the trainer's first one; None of the others."""
+        """Return the address where the processes meet, in the trainer's first process; None in all others."""
         if not self._is_master:
             return None
         address = ray.util.get_node_ip_address().strip("[]")
@@ -52,7 +52,7 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     @classmethod
     def build_topology(cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]) -> Topology:
-        """Arguments of `init_process_group` for each process: the trainer's other processes take no part."""
+        """Return the arguments of `init_process_group` for each process. Only the trainer's first process joins."""
         size = rollout_world_size + 1
 
         def arguments(ranks: list[int]) -> dict[str, list[Any]]:
@@ -65,12 +65,12 @@ class GlooCheckpointEngine(CheckpointEngine):
         return arguments([0] + [-1] * (actor_wg_world_size - 1)), arguments(list(range(1, size)))
 
     def init_process_group(self, rank: int, world_size: int, address: tuple[str, int]) -> None:
-        """Meet the others at `address`."""
+        """Join the group at `address`."""
         self._rank = rank
         if rank < 0:
             return
         host, port = address
-        # The store owns the socket from now on; by itself it would listen on all addresses.
+        # The store owns the socket from now on; without one, it would listen on all addresses.
         listener = {} if self._listener is None else {"master_listen_fd": self._listener.detach()}
         self._store = TCPStore(host, port, world_size, is_master=rank == 0, timeout=TIMEOUT, **listener)
         self._group = ProcessGroupGloo(PrefixStore("weights", self._store), rank, world_size, TIMEOUT)
@@ -81,7 +81,7 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     @torch.no_grad()
     async def send_weights(self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
-        """Send the weights. The trainer's other processes take their part in putting each one together."""
+        """Send the weights. The trainer's other processes only help to gather each tensor."""
         number = 0
         async for name, weight in ensure_async_iterator(weights):
             if self._rank < 0:
@@ -93,14 +93,14 @@ class GlooCheckpointEngine(CheckpointEngine):
             number += 1
         if self._rank >= 0:
             self._store.set(f"tensor {number}", json.dumps(None))
-            # The store lives in this process: wait until all have read its last word.
+            # The store lives in this process: wait until all others have read the last entry.
             self._group.barrier().wait()
 
     @torch.no_grad()
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
-        """The weights, by their names."""
+        """Yield the weights with their names."""
         number = 0
-        # No pickle: whoever reaches the store can write into it.
+        # JSON and not pickle, because anyone who reaches the store can write into it.
         while (head := json.loads(self._store.get(f"tensor {number}"))) is not None:
             name, shape, dtype = head
             tensor = torch.empty(shape, dtype=getattr(torch, dtype))

@@ -1,4 +1,4 @@
-"""The size of an update, by the rollouts in it. Written for verl 0.9.0 and 0.9.1."""
+"""Normalise the loss by the rollouts that are in it. Written for verl 0.9.0 and 0.9.1."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ for _patch in PATCHES:
     _patch.install()
 
 NUM_MINI_BATCHES = "num_mini_batch"
-"""verl's key of a batch's extra information: into how many mini-batches of equal size a rank's rows are cut."""
+"""Key of a batch's extra information in verl: the number of mini-batches of equal size in a rank's rows."""
 LossFn = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
-"""verl's: ``(model_output, data, dp_group) -> (loss, metrics)``, of one micro-batch."""
+"""Type of verl's loss functions: ``(model_output, data, dp_group) -> (loss, metrics)`` of one micro-batch."""
 
 
 class MaskedLossWorker(TrainingWorker):
-    """verl's worker of the actor or the critic, whose losses are means over the rollouts that have a token in the loss.
+    """verl's worker of the actor or the critic, with losses that are means over the rollouts with a token in the loss.
 
-    verl divides by the nominal size of a mini-batch, so that an update would shrink with each row that is left out. A
-    mini-batch of which nothing is left moves no weight: its optimizer's step would follow the momentum of earlier ones.
+    verl divides by the nominal size of a mini-batch, so that an update would shrink with each excluded row. If all rows
+    of a mini-batch are excluded, the optimizer step is skipped; it would follow the momentum of earlier steps.
     """
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data: TensorDict) -> TensorDict:
-        """Update with each mini-batch; `data` is this rank's part of all.
+        """Update with each mini-batch. `data` is this rank's part of all mini-batches.
 
-        With `num_mini_batch` the trainer has laid them out one behind the other, of equal size, in place of
-        `mini_batch_size`. Raises VerlToolError for rows of cut rollouts without it, which would tear rollouts apart.
+        With `num_mini_batch` (in place of `mini_batch_size`), the trainer has laid them out one after the other with
+        equal size. Raises VerlToolError for rows of cut rollouts without it, since rollouts would be split.
         """
         laid_out = tu.get(data, key=NUM_MINI_BATCHES, default=None) is not None
         if ROLLOUT_SHARE in data and not laid_out:
             raise VerlToolError(
-                "the rows of rollouts came to the worker without num_mini_batch, by which whole rollouts are in one "
-                "mini-batch; verl has dropped the batch's extra information on the way: install the pinned version"
+                "the worker got rows of rollouts without num_mini_batch, which keeps whole rollouts in one mini-batch; "
+                "verl has dropped the batch's extra information on the way: install the pinned version"
             )
         if laid_out:
             tu.pop(data, key="mini_batch_size", default=None)
@@ -52,13 +52,13 @@ class MaskedLossWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn: LossFn) -> None:
-        """The loss of each micro-batch, never NaN for want of tokens."""
+        """Set the loss of each micro-batch, wrapped so that it is not NaN without tokens."""
         super().set_loss_fn(EmptyBatchSafeLoss(loss_fn))
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data: TensorDict) -> TensorDict:
-        """One mini-batch's update; `data` is this rank's part of it."""
-        # The tokens of the loss are counted by this mask, which does not know of tokens that were rejected later on.
+        """Update with one mini-batch. `data` is this rank's part of it."""
+        # verl counts the tokens of the loss by `loss_mask`, which misses later changes of `response_mask`.
         data["loss_mask"] = data["response_mask"]
         rollouts = count_valid_rollouts(data, self.engine.get_data_parallel_group())
         tu.assign_non_tensor(data, global_batch_size=max(rollouts, 1))
@@ -69,7 +69,7 @@ class MaskedLossWorker(TrainingWorker):
 
 
 class EmptyBatchSafeLoss:
-    """A loss that is 0 for a mini-batch without any token, where 0/0 would be NaN."""
+    """Wraps a loss so that a mini-batch without tokens gives 0 and not 0/0, which is NaN."""
 
     def __init__(self, loss_fn: LossFn) -> None:
         self._loss_fn = loss_fn
@@ -84,9 +84,8 @@ class EmptyBatchSafeLoss:
 
 
 def count_valid_rollouts(data: TensorDict, dp_group: Any) -> int:
-    """Rollouts with a token in the loss, over all data-parallel ranks; without `ROLLOUT_SHARE` each row is one.
-
-    The mask ``data["loss_mask"]`` is padded or nested ``[rows, length]``.
+    """Count the rollouts with a token in the loss over all data-parallel ranks. Without `ROLLOUT_SHARE`, each row is
+    one rollout. The mask ``data["loss_mask"]`` is padded or nested ``[rows, length]``.
     """
     mask = data["loss_mask"]
     padded = mask.to_padded_tensor(0) if mask.is_nested else mask

@@ -1,6 +1,6 @@
-"""The rollout engine of a training that takes its trajectories from disk: none at all.
+"""A rollout without an engine, for training from stored trajectories (``actor_rollout_ref.rollout.name=replay``).
 
-For ``actor_rollout_ref.rollout.name=replay``. Written for verl 0.9.0 and 0.9.1.
+Written for verl 0.9.0 and 0.9.1.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ ROLLOUTS = Internal(
 
 
 class NoEngineReplica(RolloutReplica):
-    """Has no server; without any, verl's calls of it reach nobody."""
+    """A replica without a server, so that verl's calls have no effect."""
 
     async def launch_servers(self) -> None:
-        """Start nothing. The address is empty."""
+        """Start no server. The address is empty."""
         self._server_address = ""
 
 
 class NoEngineRollout(BaseRollout):
-    """Takes no weights."""
+    """A rollout that holds no weights."""
 
     async def resume(self, tags: list[str]) -> None:
-        """Nothing was released."""
+        """Do nothing."""
 
     async def release(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     async def update_weights(self, weights: Iterable[Any], wire_format: str = "named_tensors", **kwargs: Any) -> None:
-        """The weights go nowhere."""
+        """Ignore the weights."""
 
 
 def register() -> None:
-    """Make the name known to verl, in the trainer's process and in its workers'.
+    """Register the name with verl, in the processes of the trainer and of its workers.
 
-    verl has no function that adds a rollout, so its table of them is written. Raises PatchError if that is gone or has
-    another form.
+    verl has no function for this, so the entry is written into its table. Raises PatchError if the table is missing or
+    has another form.
     """
     table = vars(base).get(ROLLOUTS.attribute)
     if not isinstance(table, dict) or not isinstance(table.get(("vllm", "async")), str):

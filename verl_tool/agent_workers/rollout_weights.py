@@ -1,4 +1,4 @@
-"""The weight of a row in a loss that is a mean over rollouts. Written for verl 0.9.0 and 0.9.1."""
+"""Weight rows in a loss that is a mean over rollouts. Written for verl 0.9.0 and 0.9.1."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tensordict import TensorDict
 from verl_tool.platforms.patch import Patch, verl_patch
 
 ROLLOUT_SHARE = "rollout_share"
-"""Column of a batch: 1 / (rows of this row's rollout that have a token in the loss). Its sum counts rollouts. [rows]"""
+"""Column of a batch: 1 / (number of rows of the rollout with a token in the loss). Its sum counts rollouts. [rows]"""
 TOKEN_SHARE = "token_share"
-"""Column of a batch: the share of this row in the tokens of its rollout that are in the loss. [rows]"""
+"""Column of a batch: this row's share of its rollout's tokens in the loss. [rows]"""
 
 _token_share: ContextVar[torch.Tensor | None] = ContextVar("token_share", default=None)
 
 
 def rollout_weights(rollout_by_row: Sequence[int], tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-    """`ROLLOUT_SHARE` and `TOKEN_SHARE` of each row; 0 for a row without a token in the loss.
+    """Compute `ROLLOUT_SHARE` and `TOKEN_SHARE` of each row; 0 for a row without a token in the loss.
 
-    rollout_by_row: the number of each row's rollout. tokens: how many of each row are in the loss. [rows]
+    `rollout_by_row` is the number of each row's rollout, `tokens` each row's number of tokens in the loss. [rows]
     """
     rollouts = torch.as_tensor(rollout_by_row)
     size = int(rollouts.max()) + 1 if len(rollouts) else 0
@@ -39,7 +39,8 @@ def rollout_weights(rollout_by_row: Sequence[int], tokens: torch.Tensor) -> dict
 
 @contextmanager
 def weighting(data: TensorDict) -> Iterator[None]:
-    """Within this block, a mean over rows of the micro-batch `data` is one over rollouts, if it has `TOKEN_SHARE`."""
+    """Within this block, make means over rows of the micro-batch `data` means over rollouts, if it has
+    `TOKEN_SHARE`."""
     token = _token_share.set(data.get(TOKEN_SHARE, None))
     try:
         yield
@@ -48,9 +49,10 @@ def weighting(data: TensorDict) -> Iterator[None]:
 
 
 def weight_rows(agg_loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """verl's `agg_loss`: a rollout's mean over tokens is the sum of its rows' means, weighted by their tokens.
+    """Wrap verl's `agg_loss`: a rollout's mean over tokens is the sum of its rows' means, weighted by their tokens.
 
-    The other modes add up tokens, which a cut does not change. A module may have imported the replacement already.
+    The other modes add up tokens, so that cutting a rollout does not change them. A wrapped function is returned as is,
+    since a module may have imported the replacement already.
     """
     if hasattr(agg_loss, "__wrapped__"):
         return agg_loss

@@ -1,7 +1,7 @@
-"""verl's worker of agent loops for its newer trainer, which also tells the loop that a row is a validation's, and what
-ended a rollout.
+"""Extend verl's agent-loop worker of the newer trainer: it marks validation rows for the loop, and reports what a
+rollout raised. verl only marks the prompt as failed, and writes the reason to its log.
 
-verl's own marks the prompt as failed, and leaves the reason in its log. Written for verl 0.9.0 and 0.9.1.
+Written for verl 0.9.0 and 0.9.1.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from verl_tool.agent_loop.row import VALIDATION
 from verl_tool.platforms.patch import plain_class
 
 RAISED = "raised"
-"""Tag of a prompt in TransferQueue: what a rollout of it raised, as ``KeyError: 'answer'``."""
+"""Tag of a prompt in TransferQueue: what one of its rollouts raised, such as ``KeyError: 'answer'``."""
 _MAX_CHARACTERS = 300
 
 
 def make_rollout_worker(actor: Any) -> Any:
-    """verl's actor `AgentLoopWorkerTQ`, which puts `RAISED` to a prompt.
+    """Extend verl's actor `AgentLoopWorkerTQ`, so that it sets the tag `RAISED` on prompts.
 
-    Made in a function, so that Ray sends all of the class by value: of verl's it does so in any case, and a class of
-    which one part goes by value and one by name is two.
+    The class is created in a function, so that Ray pickles all of it by value. It pickles verl's part by value in any
+    case, and mixing by-value and by-name pickling yields two classes.
     """
 
     class RolloutWorker(plain_class(actor)):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What the model does on the tokens of its calls, against its other text."""
+"""Compare the model on the tokens of its calls with its other text."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 Loss = tuple[torch.Tensor, dict[str, Any]]
 LossFn = Callable[..., Loss]
-"""verl's: ``(model_output, data, dp_group) -> (loss, metrics)``, of one micro-batch."""
+"""Type of verl's loss functions: ``(model_output, data, dp_group) -> (loss, metrics)`` of one micro-batch."""
 
 
 class LossWithSegmentStatistics:
-    """A loss that tells entropy and log-prob gap of calls and of other text apart, and is else as it was.
+    """Wraps a loss and adds metrics: entropy and log-prob gap, separately for calls and for other text.
 
     The gap is the mean absolute difference between the log-probabilities of the trained model and of the engine that
-    sampled the tokens: what it is before the first update of a step is what engine and trainer disagree on.
+    sampled the tokens. Before the first update of a step, it measures how far engine and trainer disagree.
     """
 
     def __init__(self, loss_fn: LossFn) -> None:
@@ -31,20 +31,20 @@ class LossWithSegmentStatistics:
         statistics = segment_statistics(model_output, data)
         loss, metrics = self._loss_fn(model_output=model_output, data=data, dp_group=dp_group)
         if not data["batch_num_tokens"]:
-            # Nothing of this mini-batch is trained on; 0/0 would be NaN.
+            # No token of this mini-batch is in the loss; 0/0 would be NaN.
             loss = torch.nan_to_num(loss, nan=0.0)
         return loss, metrics | statistics
 
 
 @torch.no_grad()
 def segment_statistics(model_output: Any, data: TensorDict) -> dict[str, Metric]:
-    """Mean entropy (nats) and log-prob gap a token, for ``action`` and ``text`` tokens of one micro-batch."""
+    """Compute mean entropy (nats) and log-prob gap per token, for ``action`` and ``text`` tokens of a micro-batch."""
     if "action_mask" not in data:
         return {}
     fields = [name for name in ("response_mask", "action_mask", "rollout_log_probs") if name in data]
     padded = data.select(*fields).to_padded_tensor()
     written = padded["response_mask"].bool()
-    # verl fills up batches with rows of one token, whose action mask is still that of the row they were copied from.
+    # verl pads batches with rows of one token, which keep the action mask of the row that they were copied from.
     calls = padded["action_mask"].bool()[:, : written.shape[1]] & written
     values = {}
     if model_output.get("entropy") is not None:

@@ -15,8 +15,8 @@ from verl_tool.agent_loop.prompt.conversation import without_images
 from verl_tool.agent_loop.row import (
     MEDIA_COLUMNS,
     REWARD_COLUMNS,
-    own_max_turns,
     reject_media,
+    row_max_turns,
     text_messages,
     uses_tools,
 )
@@ -119,7 +119,7 @@ def check_rows(
         where = f"row {i} of {file}"
         reject_media(row, where, media_columns, no_images or "")
         uses_tools(row.get("use_tool"), where)
-        own_max_turns(row.get("max_turns"), where)
+        row_max_turns(row.get("max_turns"), where)
         prompt = row.get(prompt_key)
         if prompt is not None:
             (text_messages if no_images else without_images)(prompt, where)

@@ -14,7 +14,7 @@ from verl_tool.agent_loop.prompt.conversation import without_images
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.rendering.template_text import MODEL_MARK
 from verl_tool.agent_loop.rendering.tool_messages import TemplateCalls
-from verl_tool.agent_loop.row import listed_tools, sent_to_tools, uses_tools
+from verl_tool.agent_loop.row import build_call_extra, listed_tools, uses_tools
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.checks.example_call import ExampleCall, example_of
 from verl_tool.errors import ConfigError
@@ -66,7 +66,7 @@ class Row:
     @property
     def sent(self) -> dict[str, Any]:
         """What its calls send to the tools besides the action. Raises ConfigError."""
-        return sent_to_tools(self._tools_kwargs, self.listed, self.where)
+        return build_call_extra(self._tools_kwargs, self.listed, self.where)
 
     @property
     def ground_truth(self) -> object:

@@ -1,4 +1,4 @@
-"""One HTTP exchange with a tool server, and what its failure says about whether the request was run."""
+"""Send one HTTP request to a tool server. Errors say whether the request may have been run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from verl_tool.client.pacing import seconds_of
 from verl_tool.protocol import BEGUN_HEADER, MISDIRECTED, SERVER_HEADER, proof_of
 
 CONNECT_SECONDS = 5.0
-"""Deadline for a connection; the call's own deadline may be nearer."""
+"""Deadline for opening a connection. The deadline of the call may be earlier."""
 KEEP_ALIVE_SECONDS = 3.0
-"""How long an idle connection is kept. Servers close theirs after 5 s (uvicorn's default) or more; a client that kept
-one longer would now and then send a request into a connection that is being closed."""
+"""How long an idle connection is kept. Servers close idle connections after 5 s (uvicorn's default) or more. A client
+that kept them longer would sometimes send a request while the server closes the connection."""
 
 
 class ExchangeError(Exception):
-    """There is no answer. `sent`: the request may have reached the server, and may have been run."""
+    """There is no answer. If `sent`, the request may have reached the server and may have been run."""
 
     def __init__(self, message: str, *, sent: bool, timed_out: bool = False) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class ExchangeError(Exception):
 
 
 class WrongServerError(ExchangeError):
-    """Somebody else than the server that was meant is at that address; the server ran nothing."""
+    """Another server than the intended one is at the address. The intended server has run nothing."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, sent=False)
@@ -53,31 +53,31 @@ async def read_bounded(response: aiohttp.ClientResponse, max_bytes: int) -> byte
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server answered, whatever its status."""
+    """The server's answer, with any status."""
 
     status: int
     headers: Mapping[str, str]
-    """Names are found whatever their case."""
+    """Headers; names are case-insensitive."""
     body: bytes
 
     @property
     def server(self) -> str:
-        """Name of the server that answered; empty if it tells none."""
+        """Name of the server that answered; empty if it has none."""
         return self.headers.get(SERVER_HEADER, "")
 
     def words(self) -> str:
-        """The beginning of the body, for messages."""
+        """Return the beginning of the body, for messages."""
         return self.body[:300].decode("utf-8", "replace")
 
     def retry_after(self) -> float:
-        """Seconds that the server asks to wait; 0 if it says nothing."""
+        """Return the seconds that the server asks to wait; 0 if it does not."""
         return seconds_of(self.headers.get("retry-after")) or 0.0
 
 
 class Connections:
     """A pool of connections. Use it in one event loop; `close` it there.
 
-    `front`: base URL of the server, which alone is shown `api_key` itself.
+    `api_key` itself is sent to `front`, the server's base URL, only; other addresses get a proof of it.
     """
 
     def __init__(self, api_key: str | None, front: str) -> None:
@@ -89,11 +89,10 @@ class Connections:
     async def exchange(
         self, method: str, url: str, body: bytes | None, seconds: float, server: str = "", *, begun: str = ""
     ) -> Answer:
-        """Send one request, meant for `server` if it has a name, and read the whole answer in `seconds`.
+        """Send one request and read the whole answer within `seconds`. `server` is the name of the intended server, if
+        it is known, and `begun` the value of `BEGUN_HEADER`.
 
-        `begun`: what is known of its trajectories (`BEGUN_HEADER`).
-
-        Raises ExchangeError; WrongServerError if another server answered.
+        Raises ExchangeError, and WrongServerError if another server answered.
         """
         headers = self._headers(url, server)
         if begun:
@@ -110,11 +109,11 @@ class Connections:
             words = str(error) or type(error).__name__
             raise ExchangeError(f"the connection to {url} broke: {words}", sent=True) from error
         if answer.status == MISDIRECTED or (server and answer.status == 200 and answer.server != server):
-            raise WrongServerError(f"{url} is another server's by now; {server or 'the server'} ran nothing")
+            raise WrongServerError(f"{url} now belongs to another server; {server or 'the server'} ran nothing")
         return answer
 
     async def close(self) -> None:
-        """Close all connections. Doing so twice is no error."""
+        """Close all connections. It may be called repeatedly."""
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
@@ -129,7 +128,7 @@ class Connections:
             if self._api_key is not None:
                 key = self._api_key if at_front else proof_of(self._api_key, server)
                 headers["authorization"] = f"Bearer {key}"
-            # A server has another name after each start.
+            # A server has a new name after each start.
             self._headers_of = {key: known for key, known in self._headers_of.items() if key[1] in ("", server)}
             self._headers_of[at_front, server] = headers
         return headers

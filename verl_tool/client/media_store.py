@@ -1,7 +1,7 @@
-"""The images and audios that a server has sent: each comes once in a trajectory, and is named by its hash afterwards.
+"""Store the images and audios that a server has sent. Each is sent once per trajectory, and later named by its hash.
 
-A request names those that its trajectory has, and the answer leaves out their bytes. The server remembers nothing of
-it: a step that is sent again, to whichever replica, is answered with what is missing then.
+A request names the media that its trajectory has, and the answer leaves out their bytes. The server keeps no state for
+this: a repeated step is answered with whatever is missing then, by any replica.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from verl_tool.errors import ContentError
 from verl_tool.protocol import MAX_KNOWN_MEDIA, StepResult
 
 MAX_BYTES = 256 << 20
-"""Of all that is held. Beyond it, the trajectory that was idle for longest is forgotten: what it sees again is sent
-again."""
+"""Maximum size of all stored media. Beyond it, those of the trajectory that was idle longest are dropped, and sent
+again when needed."""
 _INLINE_BYTES = 64 << 10
-"""More is read in a thread."""
+"""Larger media are decoded in a thread."""
 
 
 class MediaStore:
-    """What each trajectory of one client has been sent. Use it in one event loop."""
+    """The media that one client's trajectories have received. Use it in one event loop."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -32,20 +32,20 @@ class MediaStore:
         self._bytes = 0
 
     def held_by(self, trajectory_id: str) -> dict[str, MediaPart]:
-        """By hash, the latest that a trajectory was sent: as many as a request may name."""
+        """Return the latest media of a trajectory by hash, as many as a request may name."""
         return dict(list(self._held.get(trajectory_id, {}).items())[-MAX_KNOWN_MEDIA:])
 
     def keep(self, result: StepResult) -> None:
-        """Hold what a trajectory was sent."""
+        """Store the media that a trajectory received."""
         parts = [part for each in (result.image, result.audio) for part in listed(each)]
         self._add(result.trajectory_id, [part for part in parts if isinstance(part, (ImagePart, AudioPart))])
 
     def fork(self, trajectory_id: str, new_trajectory_id: str) -> None:
-        """A second trajectory has what the first one has."""
+        """Give a second trajectory the media of the first one."""
         self._add(new_trajectory_id, self._held.get(trajectory_id, {}).values())
 
     def forget(self, trajectory_id: str) -> None:
-        """The trajectory is over."""
+        """Drop the media of a trajectory."""
         for part in self._held.pop(trajectory_id, {}).values():
             self._bytes -= len(part.data)
 
@@ -63,9 +63,9 @@ class MediaStore:
 
 
 async def read_media_of(result: StepResult, known: Mapping[str, MediaPart]) -> StepResult:
-    """The result with parts in place of data URIs, and of references to what its request said to be `known`.
+    """Replace data URIs, and references to media that the request named as `known`, by parts.
 
-    What cannot be read stays as it came, for whoever looks at it to refuse it (`verl_tool.content.parts.parts_of`).
+    Media that cannot be decoded stay unchanged; `verl_tool.content.parts.parts_of` rejects them later.
     """
     media = (result.image, result.audio)
     if media == (None, None):

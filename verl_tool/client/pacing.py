@@ -1,4 +1,4 @@
-"""How fast a client asks, how many requests it has under way, and when it asks again."""
+"""Limit the rate and the number of a client's requests, and retry them."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import FaultKind
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
-"""Seconds of the first pause and of the longest; each is twice the one before, and varied by a half."""
+"""First and longest pause in seconds. Each pause is twice the previous one, with a jitter of one half."""
 T = TypeVar("T")
 
 
 class BusyFault(ToolFault):
-    """The service asks to be left alone for a while."""
+    """The service is busy and must not be called for a while."""
 
     def __init__(self, message: str, retry_after: float | None = None) -> None:
         super().__init__(FaultKind.OVERLOADED, message, retryable=True)
         self.retry_after = retry_after
-        """Seconds; None if it does not say how long."""
+        """Seconds to wait; None if the service does not say."""
 
 
 class RateLimiter:
-    """At least `interval` seconds between the beginnings of two requests."""
+    """Starts requests at least `interval` seconds apart."""
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
         self._next = 0.0
 
     async def wait(self, seconds: float) -> None:
-        """Until it is this request's turn. Raises asyncio.TimeoutError at once if that is more than `seconds` away."""
+        """Wait for this request's turn. Raises asyncio.TimeoutError at once if it is more than `seconds` away."""
         now = asyncio.get_running_loop().time()
         at = max(self._next, now)
         if at - now > seconds:
@@ -46,7 +46,7 @@ class RateLimiter:
 
 
 class Pacer:
-    """At most `max_workers` at a time, and at least `interval` seconds between the beginnings of two."""
+    """Runs at most `max_workers` requests concurrently, and starts them at least `interval` seconds apart."""
 
     def __init__(self, max_workers: int, interval: float) -> None:
         if max_workers < 1 or interval < 0:
@@ -54,30 +54,30 @@ class Pacer:
                 f"max_workers is {max_workers} and request_interval is {interval}; "
                 "the first must be at least 1, the second at least 0 seconds"
             )
-        self._places = asyncio.Semaphore(max_workers)
+        self._slots = asyncio.Semaphore(max_workers)
         self._limiter = RateLimiter(interval) if interval else None
 
     async def begin(self, seconds: float) -> None:
-        """Wait for a place and for the interval; `end` afterwards. Raises asyncio.TimeoutError after `seconds`."""
-        if self._places.locked():
-            await asyncio.wait_for(self._places.acquire(), seconds)
+        """Wait for a slot and for the interval. Call `end` afterwards. Raises asyncio.TimeoutError after `seconds`."""
+        if self._slots.locked():
+            await asyncio.wait_for(self._slots.acquire(), seconds)
         else:
-            await self._places.acquire()
+            await self._slots.acquire()
         if self._limiter is None:
             return
         try:
             await self._limiter.wait(seconds)
         except BaseException:
-            self._places.release()
+            self._slots.release()
             raise
 
     def end(self) -> None:
-        """Give the place back."""
-        self._places.release()
+        """Release the slot."""
+        self._slots.release()
 
 
 def doubling_pause(tries: int, requested: float) -> float:
-    """Seconds to wait after so many tries, but at least those that the service asks for."""
+    """Return the seconds to wait after `tries` attempts: at least `requested`, the delay that the service asks for."""
     return max(min(FIRST_PAUSE * 2**tries, LONGEST_PAUSE) * random.uniform(0.5, 1.5), requested)
 
 
@@ -87,9 +87,9 @@ async def retry_until(
     pause: Callable[[int, float], float] = doubling_pause,
     max_retries: float = float("inf"),
 ) -> T:
-    """What `ask` returns. It is given the seconds that are left, and asked again after each retryable fault.
+    """Call `ask` with the remaining seconds, retry it after each retryable fault, and return its result.
 
-    Raises the last fault after `max_retries`, or if another try does not fit into `seconds`.
+    Raises the last fault after `max_retries`, or if another attempt does not fit into `seconds`.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
@@ -97,7 +97,7 @@ async def retry_until(
     for tries in count():
         left = deadline - loop.time()
         if last is not None and left <= 0:
-            # The pause took longer than it should have, as on a busy machine.
+            # The pause took longer than planned, for example on a busy machine.
             raise last
         try:
             return await ask(left)
@@ -111,7 +111,7 @@ async def retry_until(
 
 
 def seconds_of(retry_after: str | None) -> float | None:
-    """Of the header ``Retry-After``: seconds or a date (RFC 9110, 10.2.3). None if it says nothing."""
+    """Parse the header ``Retry-After``: seconds or a date (RFC 9110, 10.2.3). Returns None if it is neither."""
     text = (retry_after or "").strip()
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
         return float(text)

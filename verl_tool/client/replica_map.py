@@ -1,4 +1,4 @@
-"""Which of a server's replicas a client sends a trajectory to."""
+"""Choose the replica of a server to which a client sends a trajectory."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from verl_tool.protocol import ReplicaInfo, ReplicaList
 from verl_tool.util.rendezvous import owner
 
 REFRESH_SECONDS = 5.0
-"""Age at which the list is asked for again."""
+"""Age at which the list of replicas is requested again."""
 _ASK_AGAIN_SECONDS = 1.0
-"""Age at which it is asked for again if nobody could be asked."""
+"""Delay after a failed request for the list."""
 _AVOID_SECONDS = 10.0
-"""How long a replica that could not be reached is left alone; others serve its trajectories meanwhile."""
+"""How long an unreachable replica is avoided. Others serve its trajectories meanwhile."""
 _MAX_REMEMBERED = 200_000
 
 
 class ReplicaMap:
-    """Owners by rendezvous hashing over the replicas that ``GET /replicas`` lists, remembered per trajectory.
+    """Maps trajectories to replicas by rendezvous hashing over the list of ``GET /replicas``.
 
-    A trajectory with state stays at the replica that answered it (`pin`), for as long as that one can be reached,
-    though it may be leaving the list. A guess can be wrong (replicas have come or gone since the trajectory began); the
-    replica that is asked then forwards to the holder, so a wrong guess costs a hop and nothing else.
+    A trajectory with state stays at the replica that answered it (`pin`) while that replica can be reached, even if it
+    has left the list. The choice can be wrong if replicas have joined or left since the trajectory began. The replica
+    then forwards the request to the right one, so that a wrong choice only costs a hop.
     """
 
     def __init__(self, front: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,25 +40,25 @@ class ReplicaMap:
         self._started: OrderedDict[str, None] = OrderedDict()
         self._stale_at = 0.0
         self.was_requested = False
-        """Whether the server has been asked for its replicas at all."""
+        """Whether the list of replicas was ever requested."""
 
     def is_stale(self) -> bool:
-        """Whether the list is to be asked for again."""
+        """Return whether the list must be requested again."""
         return self._clock() >= self._stale_at
 
     def keep(self) -> None:
-        """The list could not be asked for: go on with what is known, and ask again before long."""
+        """Keep the current list after a failed request, and retry soon."""
         self.was_requested = True
         self._stale_at = self._clock() + _ASK_AGAIN_SECONDS
 
     def distrust(self) -> None:
-        """Somebody else answered where a replica was: send nothing there, and ask for a new list."""
+        """Drop all replicas, because another server answered at the address of one, and request a new list."""
         self._urls, self._ids = {}, []
         self._places.clear()
         self._stale_at = 0.0
 
     def renew(self, replicas: ReplicaList | None) -> None:
-        """Take over a new list; None if the server has none."""
+        """Set a new list; None if the server has none."""
         self.was_requested = True
         self._stale_at = self._clock() + REFRESH_SECONDS
         if replicas is None:
@@ -69,8 +69,8 @@ class ReplicaMap:
         self._sticky = replicas.sticky
 
     def url_of(self, trajectory_id: str) -> str:
-        """Base URL to send this trajectory to: its replica's direct server, another's that forwards, or the server's
-        port."""
+        """Return the base URL for this trajectory: that of its replica, of another replica, which forwards, or of the
+        server."""
         place = self._places.get(trajectory_id)
         if place is None or not (place.replica_id in self._urls or (place.pinned and self._sticky)):
             if not self._ids:
@@ -83,34 +83,34 @@ class ReplicaMap:
         return self._urls[owner(trajectory_id, others)] if others else self._front
 
     def pin(self, trajectory_id: str, url: str) -> None:
-        """Whoever is at `url` has answered this trajectory, without a fault."""
+        """Record that the replica at `url` has answered this trajectory without a fault."""
         self.mark_started(trajectory_id)
         place = self._places.get(trajectory_id)
         if place is not None and place.url == url and not place.pinned:
             self._places[trajectory_id] = replace(place, pinned=True)
 
     def mark_started(self, trajectory_id: str) -> None:
-        """The server has had this trajectory: until `forget`, no replica may take it for a new one."""
+        """Record that the server knows this trajectory. Until `forget`, no replica may treat it as a new one."""
         self._started[trajectory_id] = None
         if len(self._started) > _MAX_REMEMBERED:
             self._started.popitem(last=False)
 
     def has_started(self, trajectory_id: str) -> bool:
-        """Whether the server has had this trajectory, wherever it was."""
+        """Return whether any replica of the server has known this trajectory."""
         return trajectory_id in self._started
 
     def place(self, trajectory_id: str, replica_id: str) -> None:
-        """A replica has told that it holds this trajectory."""
+        """Record that a replica reported to hold this trajectory."""
         if replica_id in self._urls:
             self._remember(trajectory_id, _Place(replica_id, self._urls[replica_id], True))
 
     def forget(self, trajectory_id: str) -> None:
-        """The trajectory is over."""
+        """Forget a trajectory that has ended."""
         self._places.pop(trajectory_id, None)
         self._started.pop(trajectory_id, None)
 
     def avoid(self, url: str) -> None:
-        """The replica at `url` did not answer: leave it alone for a while, and ask for a new list."""
+        """Avoid the replica at `url`, which did not answer, for a while, and request a new list."""
         if url != self._front:
             self._avoided = {known: until for known, until in self._avoided.items() if until > self._clock()}
             self._avoided[url] = self._clock() + _AVOID_SECONDS
@@ -128,16 +128,16 @@ class ReplicaMap:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a trajectory is sent."""
+    """The replica to which a trajectory is sent."""
 
     replica_id: str
     url: str
     pinned: bool
-    """That replica has answered it."""
+    """Whether the replica has answered the trajectory."""
 
 
 def _reachable(replica: ReplicaInfo, front: str) -> bool:
-    """A loopback address means another machine to a client that reaches the server from elsewhere."""
+    """Return whether a client that uses `front` can reach a replica. From another machine, loopback addresses fail."""
     return not _is_loopback(replica.url) or _is_loopback(front)
 
 

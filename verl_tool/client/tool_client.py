@@ -1,21 +1,21 @@
-"""The tool server's client: many trajectories at once, retries only where nothing runs twice.
+"""The client of the tool server. It serves many trajectories concurrently, and retries only where nothing runs twice.
 
     async with ToolClient("http://127.0.0.1:5000") as client:
         result = await client.call("trajectory-1", "<python>print(1+1)</python>", step=0)
 
-A failure of the infrastructure is the ``fault`` of the trajectories that it concerns, never an exception, and never an
-observation. What is retried, until the call's deadline or `max_retries`:
+A failure of the infrastructure becomes the ``fault`` of the affected trajectories, and never an exception or an
+observation. Until the call's deadline or `max_retries`, the client retries
 
-- what certainly did not run: no connection, HTTP 503, a fault that the server marks as retryable;
-- what may have run (the connection broke, or the answer makes no sense) only if running it again changes nothing: the
-  request carries its step (the server answers a repeated step from its record), it only frees a trajectory, or all
-  tools of the server are stateless.
+- requests that certainly did not run: no connection, HTTP 503, or a fault that the server marks as retryable;
+- requests that may have run (the connection broke, or the answer cannot be parsed) only if running them again changes
+  nothing: the request has a step (the server answers a repeated step from its record), it only frees a trajectory, or
+  all tools of the server are stateless.
 
-An image or audio comes once in a trajectory: a request names those that are here (`known_media`), and in the result
-they are parts again (`verl_tool.content.parts`).
+An image or audio is sent once per trajectory. A request names those that the client has (`known_media`), and the result
+contains them as parts (`verl_tool.content.parts`).
 
-Only the entries that failed are sent again. A retry waits `retry_delay` seconds, twice as long each time, with jitter,
-and at least as long as the server asks by ``Retry-After``.
+Only the failed entries are sent again. The first retry waits `retry_delay` seconds, and each further one twice as long,
+with jitter, and at least as long as the server's ``Retry-After`` says.
 """
 
 from __future__ import annotations
@@ -60,37 +60,37 @@ _MIN_DELAY_SECONDS = 0.01
 _NO_END = 1 << 30
 _MAX_RETRIES = 3
 _SERVER_AWAY = frozenset({FaultKind.UNREACHABLE, FaultKind.OVERLOADED, FaultKind.SHUTTING_DOWN, FaultKind.TIMEOUT})
-"""What passes when a server has come back; retried for as long as a call may take."""
+"""Faults that end when the server is back. They are retried until the deadline of the call."""
 _ASK_SECONDS = 5.0
-"""Deadline of the client's own questions (which replicas, which tools) on the way to a call."""
+"""Deadline of the client's own requests (replicas, tools) before a call."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """One trajectory's part of a call, and where its result goes."""
+    """One trajectory's part of a call, with the position of its result."""
 
     position: int
     request: StepRequest
     extra: msgspec.Raw
     """`request.extra` as JSON."""
     media: Mapping[str, MediaPart]
-    """What `request.known_media` names."""
+    """The media that `request.known_media` names."""
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What one try gave for an entry, and how long the server asks to wait before the next one (seconds)."""
+    """The result of one attempt for an entry, and the seconds that the server asks to wait before the next one."""
 
     entry: _Entry
     result: StepResult
     wait_seconds: float = 0.0
     sent: bool = True
-    """It may have reached a replica, and may have been run if its fault does not say otherwise."""
+    """Whether the entry may have reached a replica. It may then have been run unless its fault says otherwise."""
 
-    def entry_again(self) -> _Entry:
-        """The entry as it is sent next; it says so if it may have been run."""
+    def make_retry(self) -> _Entry:
+        """Return the entry for the next attempt, marked as resent if it may have been run."""
         fault = self.result.fault
         if not self.sent or fault is None or fault.kind not in (FaultKind.TIMEOUT, FaultKind.UNREACHABLE):
             return self.entry
@@ -100,12 +100,12 @@ class _Outcome:
 class ToolClient:
     """Client of one tool server. Use it in one event loop, as an async context manager or with `close`.
 
-    `url`: the server's base URL, with or without ``/get_observation``. `timeout`: seconds for one call, all its retries
-    included. `max_retries`: of one call; None: until the time is up while the server cannot be reached or takes
-    nothing, as while its replicas are replaced, and 3 of what else may pass. `max_workers`: HTTP requests under way at
-    a time. `request_interval`: least seconds between the starts of two HTTP requests. `max_batch`: most trajectories in
-    one HTTP request. `direct`: send a trajectory straight to the replica that owns it where the server tells its
-    replicas; otherwise everything goes through `url`.
+    `url` is the server's base URL, with or without ``/get_observation``. `timeout` is the deadline of one call in
+    seconds, including all retries. `max_retries` limits the retries of one call. By default, a call is retried until
+    its deadline while the server cannot be reached or accepts no calls, as while its replicas are replaced, and 3 times
+    after other transient failures. `max_workers` is the maximum number of concurrent HTTP requests, `request_interval`
+    the minimum time between two of them, and `max_batch` the maximum number of trajectories in one. `direct` sends
+    trajectories straight to their replicas if the server lists them; otherwise all requests go through `url`.
     """
 
     def __init__(
@@ -133,12 +133,12 @@ class ToolClient:
         self._map = ReplicaMap(self.url)
         self._media = MediaStore()
         self._server = ""
-        """Name of the server, which every request names; empty until it has told it."""
+        """Name of the server, sent with every request; empty until it is known."""
         self._map_lock = asyncio.Lock()
         self._records_steps = False
-        """The server answers a repeated step from its record; known once it has told its replicas."""
+        """Whether the server answers a repeated step from its record; False until its replicas are known."""
         self._stateless: bool | None = None
-        """All tools of the server are stateless; None until it was asked."""
+        """Whether all tools of the server are stateless; None until the server was asked."""
 
     async def __aenter__(self) -> ToolClient:
         return self
@@ -151,9 +151,9 @@ class ToolClient:
         await self._connections.close()
 
     async def step(self, requests: Sequence[StepRequest]) -> list[StepResult]:
-        """The results of `requests`, in their order. What failed bears a fault and costs the others nothing.
+        """Return the results of `requests`, in order. A failed request has a fault and does not affect the others.
 
-        Raises TypeError or ValueError for entries that cannot be sent, ConfigError if the server refuses the api key.
+        Raises TypeError or ValueError for entries that cannot be sent, ConfigError if the server rejects the API key.
         """
         entries = [
             _entry(position, request, self._media.held_by(request.trajectory_id))
@@ -180,24 +180,23 @@ class ToolClient:
         finish: bool = False,
         is_last_step: bool = False,
     ) -> StepResult:
-        """The result of one trajectory's action. See `step`."""
+        """Return the result of one trajectory's action. See `step`."""
         request = StepRequest(trajectory_id, action, step, finish, is_last_step, extra or {})
         return (await self.step([request]))[0]
 
     async def finish(self, trajectory_ids: Sequence[str]) -> list[StepResult]:
-        """Free these trajectories' state on the server. Doing so twice is no error."""
+        """Free these trajectories' state on the server. It may be called repeatedly."""
         return await self.step([StepRequest(trajectory_id, "", finish=True) for trajectory_id in trajectory_ids])
 
     async def fork(self, trajectory_id: str, new_trajectory_id: str) -> None:
-        """Give a second trajectory what the tools keep for a first one: both go on from here, each with its own state.
+        """Copy the tools' state of a trajectory to a new one. Both continue from here with separate states.
 
-        `new_trajectory_id`: one that was never used. Numbers of steps go on behind those of the first. It is done once,
-        however often the connection breaks.
+        `new_trajectory_id` must never have been used. The new trajectory's step numbers continue those of the first.
+        The copy is made once, even if the connection breaks and the request is repeated.
 
-        Raises ToolFault, and there is no second trajectory: ``not_forkable`` if a tool cannot copy its state,
-        ``state_lost`` if the first is not known, ``bad_request`` if the second id is in use, ``overloaded`` if there is
-        no room for another. Raises ValueError for an id that cannot be sent, ConfigError if the server refuses the api
-        key.
+        Raises ToolFault if no copy was made: ``not_forkable`` if a tool cannot copy its state, ``state_lost`` if the
+        first trajectory is unknown, ``bad_request`` if the new id is in use, ``overloaded`` if the server accepts no
+        further trajectory. Raises ValueError for an invalid id, ConfigError if the server rejects the API key.
         """
         for value in (trajectory_id, new_trajectory_id):
             if not is_trajectory_id(value):
@@ -214,7 +213,7 @@ class ToolClient:
         self._media.fork(trajectory_id, new_trajectory_id)
 
     async def health(self) -> HealthReport:
-        """What the server says of itself, asked once. Raises ToolFault if it gives no answer that can be read."""
+        """Return the server's health report, without retries. Raises ToolFault if there is no valid answer."""
         try:
             answer = await self._once("GET", f"{self.url}/health", None, self._now() + self._timeout)
         except ExchangeError as error:
@@ -223,7 +222,7 @@ class ToolClient:
         return _read(answer, HealthReport)
 
     async def tools(self) -> list[ToolDescription]:
-        """The server's tools. Raises ToolFault if it gives no answer."""
+        """Return the server's tools. Raises ToolFault if there is no answer."""
         answer = await self._request("GET", "/tools", None)
         return _tools_in(answer)
 
@@ -241,8 +240,8 @@ class ToolClient:
     ) -> RunCodeResponse:
         """Run a program in the server's sandbox (SandboxFusion's schema; contents of `files` are base64).
 
-        It may run twice if the connection breaks: nothing of a run is left in the sandbox. Raises ToolFault if there is
-        no answer.
+        The program may run twice if the connection breaks, since a run leaves nothing in the sandbox. Raises ToolFault
+        if there is no answer.
         """
         request = RunCodeRequest(
             code=code,
@@ -260,12 +259,12 @@ class ToolClient:
     async def _deliver(
         self, entries: Sequence[_Entry], results: list[StepResult | None], deadline: float, attempt: int
     ) -> None:
-        """Fill `results` for `entries`. Batches go out side by side, each retries by itself what failed of it."""
+        """Fill `results` for `entries`. Batches are sent concurrently, and each retries its own failed entries."""
         while entries:
             await self._renew_map(deadline)
             batches = [
                 (where, batch)
-                for where, group in self._by_place(entries).items()
+                for where, group in self._group_by_target(entries).items()
                 for batch in _batches(group, self._max_batch)
             ]
             if len(batches) > 1:
@@ -282,7 +281,7 @@ class ToolClient:
         deadline: float,
         attempt: int,
     ) -> list[_Entry]:
-        """One try, and the pause before the next; what is to be sent again."""
+        """Make one attempt, and wait before the next one. Returns the entries to send again."""
         again: list[_Outcome] = []
         url, begun = where
         for outcome in await self._send(url, entries, deadline, begun=begun):
@@ -303,10 +302,10 @@ class ToolClient:
         if self._now() + delay >= deadline:
             return []
         await asyncio.sleep(delay)
-        return [outcome.entry_again() for outcome in again]
+        return [outcome.make_retry() for outcome in again]
 
     async def _send(self, url: str, entries: Sequence[_Entry], deadline: float, *, begun: str) -> list[_Outcome]:
-        """One try. What has no observation bears a fault that says whether the next try is safe."""
+        """Make one attempt. Entries without an observation get a fault that says whether a retry is safe."""
         body = request_body([entry.request for entry in entries], [entry.extra for entry in entries])
         try:
             answer = await self._once("POST", f"{url}/get_observation", body, deadline, begun=begun)
@@ -327,14 +326,14 @@ class ToolClient:
     async def _handle_refusal(
         self, url: str, entries: Sequence[_Entry], answer: Answer, deadline: float
     ) -> list[_Outcome]:
-        """An answer that holds no observations."""
+        """Return the outcomes for an answer without observations."""
         words = f"{url} answered HTTP {answer.status}: {answer.words()}"
         if answer.status in (401, 403):
             raise _rejected_key(words)
         if answer.status in (429, 503):
             return _faulted(entries, FaultKind.OVERLOADED, words, retryable=True, wait=answer.retry_after())
         if answer.status == 404:
-            # Nothing was run; a proxy before the server may answer so while it starts.
+            # Nothing was run. A proxy in front of the server may answer with 404 while the server starts.
             return _faulted(entries, FaultKind.UNREACHABLE, words, retryable=True)
         if 400 <= answer.status < 500:
             return _faulted(entries, FaultKind.BAD_REQUEST, words, retryable=False)
@@ -351,12 +350,12 @@ class ToolClient:
         ]
 
     async def _may_run_twice(self, request: StepRequest, deadline: float) -> bool:
-        """Whether sending it again changes nothing, though it may have been run."""
+        """Return whether a request that may have been run can be sent again without changing anything."""
         if request.finish or (request.step is not None and self._records_steps):
             return True
         if self._stateless is None:
             try:
-                # What broke the connection may be in the way of this question too: it is asked as often as a call.
+                # The connection may still be broken, so this request is retried as often as a call.
                 answer = await self._request("GET", "/tools", None, deadline=deadline)
                 self._stateless = not any(tool.stateful for tool in _tools_in(answer))
             except ToolFault:
@@ -364,7 +363,7 @@ class ToolClient:
         return self._stateless
 
     async def _renew_map(self, deadline: float) -> None:
-        """Ask which replicas there are, if that is due. While one caller asks, the others use the list there is."""
+        """Request the list of replicas if it is stale. Meanwhile, other callers use the old list."""
         if not self._map.is_stale() or (self._map_lock.locked() and self._map.was_requested):
             return
         async with self._map_lock:
@@ -379,23 +378,23 @@ class ToolClient:
                 self._map.keep()
                 return
             if answer.status >= 500:
-                # The front has nobody to ask at the moment.
+                # The server currently has no replica that could answer.
                 self._map.keep()
                 return
             self._records_steps = replicas is not None
             self._server = replicas.server if replicas is not None else ""
             self._map.renew(replicas if self._direct else None)
 
-    def _by_place(self, entries: Sequence[_Entry]) -> dict[tuple[str, str], list[_Entry]]:
-        """The entries by the base URL that they are sent to, and what only the client knows (`BEGUN_HEADER`)."""
-        by_place: dict[tuple[str, str], list[_Entry]] = {}
+    def _group_by_target(self, entries: Sequence[_Entry]) -> dict[tuple[str, str], list[_Entry]]:
+        """Group entries by the base URL that they are sent to, and by the value of `BEGUN_HEADER`."""
+        groups: dict[tuple[str, str], list[_Entry]] = {}
         for entry in entries:
             trajectory_id = entry.request.trajectory_id
             started = entry.request.step is None and self._map.has_started(trajectory_id)
             begun = STARTED if started else RESENT if entry.request.resent else ""
             where = self._map.url_of(trajectory_id), begun
-            by_place.setdefault(where, []).append(entry)
-        return by_place
+            groups.setdefault(where, []).append(entry)
+        return groups
 
     async def _request(
         self,
@@ -405,9 +404,9 @@ class ToolClient:
         trajectory_id: str | None = None,
         deadline: float | None = None,
     ) -> Answer:
-        """The answer to a question that may be asked twice, of the replica of a trajectory if there is one.
+        """Send a request that may be repeated, to the replica of a trajectory if an id is given.
 
-        `deadline`: by default a whole `timeout` from now. Raises ToolFault if there is none.
+        `deadline` defaults to `timeout` seconds from now. Raises ToolFault if there is no answer.
         """
         deadline = self._now() + self._timeout if deadline is None else deadline
 
@@ -420,7 +419,7 @@ class ToolClient:
                     self._map.avoid(base)
                 kind = FaultKind.TIMEOUT if error.timed_out else FaultKind.UNREACHABLE
                 raise ToolFault(kind, error.message, retryable=True) from error
-            # A replica that is closing, or a proxy before the server, answers so.
+            # A replica that is closing, or a proxy in front of the server, answers with these.
             if answer.status in (429, 500, 502, 503, 504):
                 words = f"{base}{path} answered HTTP {answer.status}: {answer.words()}"
                 raise BusyFault(words, answer.retry_after())
@@ -429,20 +428,20 @@ class ToolClient:
         return await retry_until(ask, deadline - self._now(), self._delay, self._max_retries)
 
     async def _base_of(self, trajectory_id: str | None, deadline: float) -> str:
-        """The base URL at which to ask about a trajectory; that of the server without one."""
+        """Return the base URL for a trajectory, or the server's URL without one."""
         if trajectory_id is None:
             return self.url
         await self._renew_map(deadline)
         return self._map.url_of(trajectory_id)
 
     async def _once(self, method: str, url: str, body: bytes | None, deadline: float, *, begun: str = "") -> Answer:
-        """One exchange, when there is a place for it. Raises ExchangeError."""
-        # Only the list of replicas is asked of whoever answers at the URL.
+        """Make one exchange when there is a free slot. Raises ExchangeError."""
+        # Only the list of replicas may come from any server at the URL.
         server = "" if url == f"{self.url}/replicas" else self._server
         try:
             await self._pacer.begin(deadline - self._now())
         except asyncio.TimeoutError:
-            words = "no place for another request before the deadline; raise timeout or max_workers"
+            words = "no free slot for another request before the deadline; raise timeout or max_workers"
             raise ExchangeError(words, sent=False, timed_out=True) from None
         try:
             seconds = deadline - self._now()
@@ -451,7 +450,7 @@ class ToolClient:
             return await self._connections.exchange(method, url, body, seconds, server, begun=begun)
         except WrongServerError:
             if self._server == server:
-                # It may have been started anew: whoever answers at the URL now says who that is.
+                # The server may have been restarted. The next list of replicas has its new name.
                 self._server = ""
                 self._map.distrust()
             raise
@@ -459,7 +458,7 @@ class ToolClient:
             self._pacer.end()
 
     def _delay(self, attempt: int, minimum: float) -> float:
-        """Seconds to wait before the next try. Jitter keeps many clients from coming back at the same moment."""
+        """Return the seconds to wait before the next attempt. Jitter keeps clients from retrying at the same moment."""
         delay = min(self._retry_delay * 2 ** min(attempt, 16), _MAX_DELAY_SECONDS)
         return max(delay * random.uniform(0.5, 1.0), minimum * random.uniform(1.0, 1.25), _MIN_DELAY_SECONDS)
 
@@ -469,7 +468,7 @@ class ToolClient:
 
 
 def _entry(position: int, request: StepRequest, media: Mapping[str, MediaPart]) -> _Entry:
-    """Raises TypeError or ValueError that names what cannot be sent."""
+    """Check and encode one request. Raises TypeError or ValueError that names what cannot be sent."""
     if not isinstance(request.trajectory_id, str) or not request.trajectory_id:
         raise ValueError(f"trajectory_id is {request.trajectory_id!r}; give a text that is not empty")
     if not isinstance(request.action, str):
@@ -484,7 +483,7 @@ def _entry(position: int, request: StepRequest, media: Mapping[str, MediaPart]) 
 
 
 def _batches(entries: Sequence[_Entry], max_batch: int) -> list[list[_Entry]]:
-    """Parts of at most `max_batch`, but all entries of one trajectory together: the server keeps their order."""
+    """Split entries into batches of `max_batch`. Entries of one trajectory stay together, to keep their order."""
     batches: list[list[_Entry]] = []
     batch_of: dict[str, list[_Entry]] = {}
     for entry in entries:
@@ -498,11 +497,11 @@ def _batches(entries: Sequence[_Entry], max_batch: int) -> list[list[_Entry]]:
 
 
 def _rejected_key(words: str) -> ConfigError:
-    return ConfigError(f"the server refuses the api key; give api_key as the server has it. {words}")
+    return ConfigError(f"the server rejects the API key; set api_key to the server's. {words}")
 
 
 def _response_in(answer: Answer) -> ObservationResponse | None:
-    """The observations in an answer, whatever its status; None if it holds none."""
+    """Return the observations in an answer with any status, or None if there are none."""
     try:
         value = decode_json(answer.body)
         return ObservationResponse.model_validate(value)
@@ -538,7 +537,7 @@ def _faulted(
 
 
 def _read(answer: Answer, model: type[Model]) -> Model:
-    """The answer as `model`, whatever its status. Raises ToolFault if it is something else."""
+    """Parse an answer with any status as `model`. Raises ToolFault if it is something else."""
     try:
         return model.model_validate(decode_json(answer.body))
     except (BadJsonError, ValidationError):
@@ -555,7 +554,7 @@ def _tools_in(answer: Answer) -> list[ToolDescription]:
 
 
 async def _all_of(works: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Await all side by side; if one raises, or the caller is cancelled, none is left running."""
+    """Await all concurrently. If one raises, or the caller is cancelled, cancel the others."""
     if len(works) == 1:
         await works[0]
         return

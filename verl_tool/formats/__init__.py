@@ -1,4 +1,4 @@
-"""Tool-call formats: how a model writes a call and reads an observation. One file a format."""
+"""Tool-call formats: how a model writes a call and reads an observation. Each format has its own file."""
 
 from __future__ import annotations
 
@@ -29,39 +29,39 @@ BARE_JSON = BareJsonFormat()
 _IN_TEXT: tuple[Format, ...] = (FENCED, PYTHON_TAGS, OPENRLHF, TOOL_TAGS, SEARCH_TAGS, HERMES, TRL, BARE_JSON)
 _BUILT_IN: tuple[Format, ...] = (*_IN_TEXT, *NATIVE)
 BUILT_IN_MARKERS = frozenset(marker for fmt in _BUILT_IN for marker in fmt.markers())
-"""Every string that means something in a built-in format."""
+"""All strings with a meaning in a built-in format."""
 claim(*BUILT_IN_MARKERS)
 
 ALL_FORMATS: tuple[Format, ...] = _BUILT_IN
-"""The built-in formats. A tool is called by each of them; tags of its own name come on top (`Tool.formats`)."""
+"""The built-in formats. Every tool can be called in all of them, and in those of `Tool.formats`."""
 
 
 def format_by_name(spec: str) -> Format:
-    """A format by its name, by ``<name>`` for a tag, by an entry point of the group ``verl_tool.formats``, or by the
-    path of a Python file that holds one as ``FORMAT``. Raises ConfigError naming the known ones."""
+    """Return a format by its name, ``<name>`` for a tag, an entry point of the group ``verl_tool.formats``, or the path
+    of a Python file that defines ``FORMAT``. Raises ConfigError that names the known formats."""
     return load.load_format(spec, {fmt.name: fmt for fmt in ALL_FORMATS})
 
 
 def loop_formats(names: Sequence[str] | None, tools: Iterable[ToolDescription] = ()) -> tuple[Format, ...]:
-    """The formats in which a loop looks for calls: those of `names`, else the built-in ones and those that `tools` are
-    called by: tags, and formats of installed packages. Raises ConfigError for a name that is unknown, for an empty
-    list, and for what a server tells and is no tag.
+    """Return the formats in which a loop finds calls: those of `names`, or else the built-in ones and those of `tools`:
+    tags, and formats of installed packages. Raises ConfigError for an unknown name, an empty list, or an invalid tag
+    from a server.
 
-    A server's word has no file imported: a format of a file must be among `names`.
+    Formats in files must be in `names`: a server cannot make the loop import a file.
     """
     if names is not None:
         if not names:
             raise ConfigError("formats is empty; name at least one, such as hermes, or leave it out (null)")
         return tuple(dict.fromkeys(map(format_by_name, names)))
     known = {fmt.name for fmt in ALL_FORMATS}
-    description = dict.fromkeys(spec for tool in tools for spec in tool.formats if spec not in known)
-    loaded = [spec for spec in description if spec.startswith(("<", "[")) or load.is_installed(spec)]
+    specs = dict.fromkeys(spec for tool in tools for spec in tool.formats if spec not in known)
+    loaded = [spec for spec in specs if spec.startswith(("<", "[")) or load.is_installed(spec)]
     return (*ALL_FORMATS, *map(format_by_name, loaded))
 
 
 def rendered_markers(formats: Iterable[Format]) -> frozenset[str]:
-    """The strings that an observation in one of `formats` may hold: what opens and closes it, and what closes a call
-    that was cut off. Control tokens of models are not among them: their chat templates write those."""
+    """Return the strings that an observation in one of `formats` may contain: those that open and close it, and those
+    that close a cut-off call. Control tokens of models are not included, because chat templates write them."""
     marks = {mark for fmt in _IN_TEXT for mark in fmt.markers()}
     for fmt in formats:
         if fmt not in NATIVE:

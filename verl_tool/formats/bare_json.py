@@ -1,6 +1,6 @@
-"""A turn that is one JSON object and nothing else: ``{"name": "calculator", "arguments": {…}}``, as Llama 3 writes it.
+"""Turns that consist of one JSON object: ``{"name": "calculator", "arguments": {…}}``, as Llama 3 writes them.
 
-Prose before or behind the object makes it an answer that quotes JSON, not a call.
+With prose before or after the object, the turn is an answer that quotes JSON and not a call.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from verl_tool.protocol import ToolDescription
 
 
 class BareJsonFormat:
-    """The whole text is the call."""
+    """Format in which the whole text is the call."""
 
     name = "json"
     stop: tuple[str, ...] = ()
     observation: tuple[str, str] | None = None
 
     def markers(self) -> tuple[str, ...]:
-        """None: an observation is an object too, but has no ``name``."""
+        """Return nothing: an observation is an object too, but has no ``name``."""
         return ()
 
     def find_calls(self, text: str) -> list[Call]:
@@ -39,7 +39,7 @@ class BareJsonFormat:
         return f"\n{json.dumps({'result': markers.escape_markers(output)}, ensure_ascii=False)}\n"
 
     def write(self, name: str, payload: str) -> str:
-        """A call as a model would write it, with `payload` as its argument ``input``."""
+        """Write a call as a model would, with `payload` as its argument ``input``."""
         return json.dumps({"name": name, "arguments": {"input": payload}}, ensure_ascii=False)
 
     def usage(self, tools: Sequence[ToolDescription]) -> str:

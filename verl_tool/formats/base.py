@@ -1,7 +1,7 @@
-"""How a model writes a call and reads an observation.
+"""The interface of formats: how a model writes a call and reads an observation.
 
-A format knows text only: it finds calls, renders observations, and tells its stop strings and usage prompt. It knows
-no tool; which tool takes a call is decided by the call's name.
+A format handles text only: it finds calls, renders observations, and has stop strings and a usage prompt. It does not
+know the tools: the name of a call decides which tool runs it.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ _ATTEMPTS = 4
 
 @dataclass(frozen=True)
 class Call:
-    """One call as it stands in a model's text."""
+    """One call in a model's text."""
 
     name: str
-    """What the model named: a tag, a fence's language, or the ``name`` of a JSON call; empty if it is unreadable."""
+    """Name from the model: a tag, a fence's language, or the ``name`` of a JSON call; empty if it cannot be read."""
     input: str
-    """The payload as free text (code, expression, query). For a JSON call: the one string argument, if there is just
-    one, else the arguments as JSON."""
+    """The payload as text (code, expression, query). For a JSON call, the only string argument, or all arguments as
+    JSON if there are several."""
     start: int
     """Offset of the call's first character in the text."""
     end: int
-    """Offset behind its last character."""
+    """Offset after the call's last character."""
     format: Format
-    """The format that it is written in; its observation is rendered by the same."""
+    """Format of the call. It also renders the observation."""
     arguments: Mapping[str, Any] | None = None
-    """The arguments of a JSON call."""
+    """Arguments of a JSON call."""
     error: str | None = None
-    """Why the call cannot be run (broken JSON, say), in words for the model; None if it is well formed."""
+    """Why the call cannot be run, such as broken JSON, as a message for the model; None if it is well formed."""
     id: str | None = None
-    """The format's own id of the call, where it has one."""
+    """Id of the call, in formats that have one."""
     missing: str = ""
-    """The closing string that the engine cut off with the stop string; the observation begins with it."""
+    """Closing string that the engine cut off together with the stop string. The observation begins with it."""
     output_opened: bool = False
-    """The model itself wrote the line that opens the observation (its stop string); the observation leaves it out."""
+    """Whether the model wrote the line that opens the observation (its stop string). The observation omits it then."""
 
     def arguments_json(self) -> str:
-        """The arguments as a JSON object; what is none (code, a query) is its member ``input``."""
+        """Return the arguments as a JSON object. Free text (code, a query) is its member ``input``."""
         if self.arguments is not None:
             with contextlib.suppress(RecursionError, TypeError):
                 return encode_json(dict(self.arguments)).decode()
@@ -56,41 +56,40 @@ class Call:
 
 @runtime_checkable
 class Format(Protocol):
-    """One format. Every method is total: arbitrary text never raises, and time is linear in its length."""
+    """One format. No method raises for any text, and all take time linear in its length."""
 
     name: str
-    """As users write it in configs, such as ``fenced`` or ``hermes``."""
+    """Name in configs, such as ``fenced`` or ``hermes``."""
     stop: tuple[str, ...]
     """Strings at which generation stops because a call is complete."""
     observation: tuple[str, str] | None
-    """What opens and what closes an observation; None if nothing does. No format looks for calls between the two."""
+    """Strings that open and close an observation, if there are any. No format finds calls between them."""
 
     def markers(self) -> tuple[str, ...]:
-        """The strings that mean something in this format, those of an observation too: they are broken up in what a
-        tool answers. At least 3 characters each, the first two not white space."""
+        """Return all strings with a meaning in this format, including those of observations. They are broken up in tool
+        outputs. Each has at least 3 characters, of which the first two are not white space."""
         ...
 
     def find_calls(self, text: str) -> list[Call]:
-        """All calls in `text`, in order, without overlap. Text of an observation is never one."""
+        """Find all calls in `text`, in order and without overlap, but never inside an observation."""
         ...
 
     def render(self, output: str, call: Call | None = None) -> str:
-        """The observation as the model reads it. `find_calls` finds nothing in it, whatever `output` holds."""
+        """Render an observation for the model. `find_calls` must find nothing in it, whatever `output` contains."""
         ...
 
     def usage(self, tools: Sequence[ToolDescription]) -> str:
-        """A paragraph for a system prompt that tells how to call these tools."""
+        """Return a paragraph for a system prompt that says how to call these tools."""
         ...
 
 
 def render_parts(fmt: Format, parts: Sequence[Part], call: Call | None = None) -> list[Part]:
-    """The observation of an output that is not text alone: what `fmt` makes of its texts, with the images and audios
-    where they stood among them.
+    """Render an output with images or audios: `fmt` renders its texts, and the media keep their places among them.
 
-    Raises ContentError if the format leaves one out, or changes their order.
+    Raises ContentError if the format leaves out a medium or changes their order.
     """
     for _ in range(_ATTEMPTS):
-        # Each is rendered as a word that no output holds. If the format breaks one up, another may be left whole.
+        # Each medium is rendered as a random word. If the format breaks one up, other words may stay whole.
         media = {secrets.token_hex(8): part for part in parts if not isinstance(part, TextPart)}
         words = iter(media)
         output = "".join(part.text if isinstance(part, TextPart) else next(words) for part in parts)
@@ -104,7 +103,7 @@ def render_parts(fmt: Format, parts: Sequence[Part], call: Call | None = None) -
 
 
 def _between(words: Sequence[str], text: str) -> list[str] | None:
-    """What stands before, between and behind the words; None unless each is there once, in this order."""
+    """Split `text` at the words. Returns None unless each occurs exactly once, in this order."""
     texts: list[str] = []
     for word in words:
         before, found, text = text.partition(word)

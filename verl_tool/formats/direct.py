@@ -1,5 +1,5 @@
-"""A call that a program sends, not a model: the whole action is ``{"name": "calculator", "arguments": {…}}``, and the
-observation is the tool's text as it is. In no list of formats: a request asks for it (`protocol.DIRECT_FIELD`)."""
+"""Calls from a program instead of a model: the whole action is ``{"name": "calculator", "arguments": {…}}``, and the
+observation is the tool's unchanged text. Requests select this format with `protocol.DIRECT_FIELD`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from verl_tool.protocol import ToolDescription
 
 
 class DirectFormat:
-    """The whole text is the call."""
+    """Format in which the whole text is the call."""
 
     name = "direct"
     stop: tuple[str, ...] = ()
     observation: tuple[str, str] | None = None
 
     def markers(self) -> tuple[str, ...]:
-        """None: no model reads what is answered here as it is."""
+        """Return nothing: no model reads these observations directly."""
         return ()
 
     def find_calls(self, text: str) -> list[Call]:
@@ -29,7 +29,7 @@ class DirectFormat:
         return output
 
     def usage(self, tools: Sequence[ToolDescription]) -> str:
-        """Nothing: no model is taught it."""
+        """Return an empty text: models are not taught this format."""
         return ""
 
 

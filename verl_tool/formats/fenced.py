@@ -1,11 +1,11 @@
 """Markdown fences: a block opened by ```` ```python ````, answered by a block ```` ```output ````.
 
-The name of a call is the fence's language, so that any tool may be called by it; other languages (a ``json`` block in
-an answer, say) are found too and taken by no tool. A block ends at the next line that begins with a fence of at least
-the same length, else at a fence within a line, as in ``print(1)``` ``. A block without an end is no call: the stop
-string stands behind the end, so an engine that strips it does not strip the end.
+The name of a call is the fence's language, so that it can name any tool. Blocks in other languages, such as ``json`` in
+an answer, are found too, but no tool runs them. A block ends at the next line that begins with a fence of at least the
+same length, or else at a fence within a line, as in ``print(1)``` ``. A block without an end is not a call: the stop
+string comes after the end, so that an engine that strips the stop string does not strip the end.
 
-Models trained on this format open the output block themselves and stop there; the observation then goes on from it.
+Models trained on this format open the output block themselves and stop there. The observation then continues it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from verl_tool.protocol import ToolDescription
 OUTPUT = "output"
 _LANGUAGE = r"[A-Za-z][A-Za-z0-9_+.#-]*"
 _LENGTHS = range(3, 9)
-"""How many backticks a fence may have; bounded, since each length is searched for by itself."""
+"""Supported numbers of backticks in a fence. Each length needs its own search, so they are bounded."""
 _OPENING = (
     rf"`(?<!``)(?P<rest>`{{{_LENGTHS[0] - 1},{_LENGTHS[-1] - 1}}})(?!`)[ \t]*(?P<language>{_LANGUAGE})[ \t]*\r?\n"
 )
-"""A fence that no backtick precedes; its first backtick stands outside the group, as `Scanner` demands."""
+"""A fence without a backtick before it. Its first backtick is outside the group, as `Scanner` requires."""
 _FENCE_LINE = {n: re.compile(rf"^[ \t]*(?P<fence>`{{{n},}})(?P<rest>[^\n]*)", re.MULTILINE) for n in _LENGTHS}
-"""A line that begins with a fence of at least so many backticks."""
+"""Patterns of a line that begins with a fence of at least n backticks, by n."""
 _WORD = re.compile(_LANGUAGE)
 
 
@@ -44,7 +44,7 @@ class FencedFormat:
         self._scanner = Scanner(_OPENING, (markers.FENCE,), self.observation)
 
     def markers(self) -> tuple[str, ...]:
-        """The strings that `markers.claim` should know."""
+        """Return the strings to claim with `markers.claim`."""
         return (markers.FENCE,)
 
     def find_calls(self, text: str) -> list[Call]:
@@ -73,7 +73,7 @@ class FencedFormat:
         return f"{opening}\n{markers.escape_markers(output)}\n{markers.FENCE}\n"
 
     def write(self, name: str, payload: str) -> str:
-        """A call as a model would write it."""
+        """Write a call as a model would."""
         return f"{markers.FENCE}{name}\n{payload}\n{markers.FENCE}\n"
 
     def usage(self, tools: Sequence[ToolDescription]) -> str:
@@ -81,6 +81,6 @@ class FencedFormat:
 
 
 def _opens(rest: str) -> bool:
-    """Whether a fence line opens a block of its own, by what follows the fence."""
+    """Return whether a fence line opens a new block, by the text after the fence."""
     word = rest.strip()
     return word != OUTPUT and _WORD.fullmatch(word) is not None

@@ -1,4 +1,4 @@
-"""The calls of several formats in one action."""
+"""Find the calls of several formats in one action."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ T = TypeVar("T")
 
 
 def find_calls(action: str, formats: Sequence[Format], names: Container[str] | None = None) -> list[Call]:
-    """All calls (by one of `names`, if given) in the order of the text; of those that overlap the first one, and of two
-    that begin at the same place one that is well formed, else that of the format which stands first."""
+    """Find all calls, with one of `names` if given, in the order of the text. Of overlapping calls, the first one is
+    returned. Of two calls with the same start, a well-formed one is preferred, then that of the first format."""
     found = [call for fmt in formats for call in fmt.find_calls(action) if names is None or call.name in names]
     return without_overlap(sorted(found, key=lambda call: (call.start, call.error is not None)), lambda call: call)
 
 
 def without_overlap(found: Iterable[T], call_of: Callable[[T], Call]) -> list[T]:
-    """`found`, in the order of the text, less those whose call begins inside one that is kept."""
-    stored: list[T] = []
+    """Drop items of `found`, which are in the order of the text, whose calls begin inside an earlier one."""
+    result: list[T] = []
     end = 0
     for one in found:
         call = call_of(one)
-        if not stored or call.start >= end:
-            stored.append(one)
+        if not result or call.start >= end:
+            result.append(one)
             end = call.end
-    return stored
+    return result
 
 
 def calls_sent(action: str, formats: Sequence[Format]) -> list[Call]:
-    """As `find_calls`, for those who do not know the tools of the server: if no format finds a call, the tag that the
-    action ends with is one, such as ``<reverse>abc</reverse>``, which the tool `reverse` takes."""
+    """Find calls without knowing the server's tools: if no format finds a call, a tag at the end of the action counts
+    as one, such as ``<reverse>abc</reverse>`` for the tool `reverse`."""
     return find_calls(action, formats) or last_tag(action)
 
 
 def last_tag(action: str) -> list[Call]:
-    """The call between ``<name>`` and ``</name>``, if the action ends so; else none."""
+    """Return the call between ``<name>`` and ``</name>`` if the action ends with it, else an empty list."""
     _, closing, rest = action.rstrip().rpartition("</")
     name = rest.removesuffix(">")
     if not closing or name == rest or not Tag.can_be(name):

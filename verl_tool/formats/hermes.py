@@ -2,9 +2,9 @@
 
 Source: the Hermes function-calling format (NousResearch/Hermes-Function-Calling).
 
-A call whose JSON is broken is a `Call` with `error`. A closing tag that the engine cut off is accepted when the JSON is
-complete and the last thing in the text; JSON that is cut off too is a `Call` with `error`. No call is looked for in the
-model's thoughts.
+A call with broken JSON is a `Call` with `error`. A closing tag may be missing, because the engine cut it off, if the
+JSON is complete and at the end of the text. JSON that is cut off too is a `Call` with `error`. Calls in the model's
+thoughts are ignored.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from verl_tool.formats.tool_response import OBSERVATION, ToolResponseFormat
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 _IN_TAGS = r"\s*(?:<function=|[\w.-]{1,200}\s*<arg_key>)"
-"""How a call of the same tags begins whose arguments are tags too: see `native.qwen3_coder` and `native.glm`."""
+"""Start of a call with the same tags whose arguments are tags too; see `native.qwen3_coder` and `native.glm`."""
 _REACH = 65536
-"""Characters behind the first closing tag within which a call ends whose strings hold that tag."""
+"""Maximum number of characters to search after a closing tag that is part of a string in the JSON."""
 
 
 class HermesFormat(ToolResponseFormat):
-    """One JSON object a call, between tags."""
+    """Format in which each call is one JSON object between tags."""
 
     name = "hermes"
     stop: tuple[str, ...] = (CLOSING,)
@@ -37,7 +37,7 @@ class HermesFormat(ToolResponseFormat):
         self._scanner = Scanner(rf"{OPENING}(?!{_IN_TAGS})", (OPENING,), OBSERVATION, THOUGHTS)
 
     def markers(self) -> tuple[str, ...]:
-        """The strings that `markers.claim` should know."""
+        """Return the strings to claim with `markers.claim`."""
         return (OPENING, CLOSING, *OBSERVATION)
 
     def find_calls(self, text: str) -> list[Call]:
@@ -69,13 +69,13 @@ class HermesFormat(ToolResponseFormat):
         return Call(parsed.name, parsed.input, start, end, self, parsed.arguments, parsed.error, missing=missing)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """A call as a model would write it."""
+        """Write a call as a model would."""
         call = {"name": name, "arguments": dict(arguments)}
         return f"{OPENING}\n{json.dumps(call, ensure_ascii=False)}\n{CLOSING}"
 
 
 def _close_behind_strings(text: str, body: int, close: int) -> int | None:
-    """Where the closing tag stands if the first one is part of a JSON string, as in code that prints it."""
+    """Return the position of the closing tag if the first one is inside a JSON string, such as code that prints it."""
     window = text[body : close + _REACH]
     try:
         _, length = json_call.decode_prefix(window)

@@ -1,4 +1,4 @@
-"""The JSON inside a call: ``{"name": "calculator", "arguments": {"expression": "1+1"}}``."""
+"""Parse the JSON inside a call: ``{"name": "calculator", "arguments": {"expression": "1+1"}}``."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from typing import Any
 
 _DECODER = json.JSONDecoder(strict=False)
-"""Models write line ends into strings; that is harmless here, so it is allowed."""
+"""Decoder that allows line ends in strings, since models write them and they are harmless here."""
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]{1,200})"')
 SHAPE = '{"name": "…", "arguments": {…}}'
 
 
 @dataclass(frozen=True)
 class JsonCall:
-    """What a payload says. With `error`, the name is what could still be made out, or empty."""
+    """The parsed payload of a call. With `error`, the name is set if it could be read, else empty."""
 
     name: str = ""
     input: str = ""
     arguments: Mapping[str, Any] | None = None
     error: str | None = None
-    """In words for the model."""
+    """Message for the model."""
 
 
 def parse(payload: str) -> JsonCall:
-    """Read one call. Total: a payload that is none gives a `JsonCall` with `error`."""
+    """Parse one call. An invalid payload gives a `JsonCall` with `error`; nothing is raised."""
     try:
         value = decode(payload)
     except ValueError as error:
@@ -35,13 +35,13 @@ def parse(payload: str) -> JsonCall:
 
 
 def parse_arguments(name: str, payload: str) -> JsonCall:
-    """Read the arguments of a call whose name stands outside of the JSON; without a payload there are none. Total, as
-    `parse`."""
+    """Parse the arguments of a call whose name is outside of the JSON. An empty payload means no arguments. Nothing is
+    raised, as in `parse`."""
     try:
         value = decode(payload) if payload.strip() else {}
     except ValueError as error:
-        description = f"The arguments of this call are not valid JSON: {error}. Write {{…}}, one JSON object."
-        return JsonCall(name, payload, error=description)
+        message = f"The arguments of this call are not valid JSON: {error}. Write {{…}}, one JSON object."
+        return JsonCall(name, payload, error=message)
     if not isinstance(value, dict):
         kind = type(value).__name__
         return JsonCall(
@@ -51,7 +51,7 @@ def parse_arguments(name: str, payload: str) -> JsonCall:
 
 
 def decode(payload: str) -> Any:
-    """The JSON value of the whole payload. Raises ValueError with words for the model."""
+    """Decode the whole payload as JSON. Raises ValueError with a message for the model."""
     value, end = decode_prefix(payload)
     if payload[end:].strip():
         raise ValueError(f"something follows its end at character {end}")
@@ -59,24 +59,24 @@ def decode(payload: str) -> Any:
 
 
 def decode_prefix(text: str) -> tuple[Any, int]:
-    """The JSON value at the start of `text`, and the offset behind it. Raises ValueError with words for the model."""
+    """Decode the JSON value at the start of `text`. Returns it and the offset after it. Raises as `decode` does."""
     return decode_at(text, len(text) - len(text.lstrip()))
 
 
 def decode_at(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value that begins at `start`, and the offset behind it. Raises ValueError with words for the model."""
+    """Decode the JSON value at `start`. Returns it and the offset after it. Raises as `decode` does."""
     try:
         return _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at character {error.pos}") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    except ValueError as error:  # int() refuses numbers of several thousand digits
+    except ValueError as error:  # int() rejects numbers of several thousand digits
         raise ValueError("it holds a number that is too long") from error
 
 
 def from_value(payload: str, value: Any) -> JsonCall:
-    """The call that a JSON value is; `payload` is its text."""
+    """Convert a JSON value, whose text is `payload`, to a call."""
     if not isinstance(value, dict):
         return _broken(payload, f"This call is a JSON {type(value).__name__}, not an object. Write {SHAPE}.")
     name = value.get("name")
@@ -84,7 +84,7 @@ def from_value(payload: str, value: Any) -> JsonCall:
         return JsonCall(error=f'This call has no "name" that is a string. Write {SHAPE}.')
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
-        arguments = _decoded_arguments(arguments)
+        arguments = _decode_arguments(arguments)
     if isinstance(arguments, str):
         return JsonCall(name, arguments)
     if not isinstance(arguments, dict):
@@ -93,8 +93,8 @@ def from_value(payload: str, value: Any) -> JsonCall:
     return JsonCall(name, as_input(arguments), arguments)
 
 
-def _decoded_arguments(text: str) -> Any:
-    """OpenAI's API gives arguments as a JSON string; a string that is no JSON object is the input itself."""
+def _decode_arguments(text: str) -> Any:
+    """Decode arguments that are a JSON string, as in OpenAI's API. Any other string is returned as the input."""
     try:
         value = decode(text)
     except ValueError:
@@ -103,7 +103,7 @@ def _decoded_arguments(text: str) -> Any:
 
 
 def as_input(arguments: Mapping[str, Any]) -> str:
-    """The arguments as one text: the one that is a string, if there is just one, else all of them as JSON."""
+    """Return the arguments as one text: the only string argument, or else all of them as JSON."""
     strings = [value for value in arguments.values() if isinstance(value, str)]
     return strings[0] if len(strings) == 1 else json.dumps(arguments, ensure_ascii=False)
 

@@ -1,8 +1,8 @@
-"""The strings that mean something in a format, and how an observation is kept free of them.
+"""Keep observations free of strings with a meaning in a format.
 
-A tool's output is untrusted text: a web page may hold ``<python>…</python>`` and a program may print a fence. Each
-format claims its own strings here; `escape_markers` puts a blank behind the first character of every claimed string
-that stands in an output, so that neither the model nor a parser can take it for a call or for the observation's end.
+A tool's output is untrusted text: a web page may contain ``<python>…</python>``, and a program may print a fence. Each
+format claims its strings here. `escape_markers` inserts a space after the first character of each claimed string in an
+output, so that neither the model nor a parser can mistake it for a call or for the end of the observation.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Mapping
 
 FENCE = "```"
 _CHAT_TOKEN = r"<(?=[|｜][^|｜<>\s]{1,40}[|｜]>)"
-"""Control tokens of chat templates, such as ``<|im_end|>``: a tool's output must not end the turn."""
+"""Control tokens of chat templates, such as ``<|im_end|>``. A tool's output must not end the turn."""
 
 _claimed: set[str] = {FENCE}
 _compiled: re.Pattern[str] | None = None
-"""Of the strings that are claimed by now; None: to be made."""
+"""Pattern of the claimed strings; None if it must be compiled."""
 
 
 def claim(*strings: str) -> None:
-    """Have these strings broken up in every observation of this process.
+    """Break up these strings in all observations of this process.
 
-    A tool claims the tags that call it when it is made, a user's format those of its own syntax when it is loaded.
-    Raises ValueError for a string that is too short to tell from ordinary text, or that a blank would not break up.
+    A tool claims its tags when it is created, and a user's format its strings when it is loaded. Raises ValueError for
+    a string that is too short to tell from ordinary text, or that a space would not break up.
     """
     for string in strings:
         if len(string) < 3 or string != string.strip() or string[1].isspace():
@@ -34,21 +34,21 @@ def claim(*strings: str) -> None:
 
 
 def escape_markers(output: str) -> str:
-    """`output` with every claimed string broken up; a text that holds none comes back unchanged."""
+    """Break up all claimed strings in `output`."""
     pattern = _pattern()
-    # Most outputs hold none, and a search costs a tenth of a substitution.
+    # Most outputs contain none, and a search costs a tenth of a substitution.
     return pattern.sub(r"\g<0> ", output) if pattern.search(output) else output
 
 
 def contains_marker(text: str, start: int) -> bool:
-    """Whether a claimed string stands in `text` at or behind `start`."""
+    """Return whether `text` contains a claimed string at or after `start`."""
     return _pattern().search(text, start) is not None
 
 
 def any_of(strings: Mapping[str, str]) -> str:
-    """A regular expression for the longest of `strings`, each followed by an expression of its own.
+    """Return a regular expression for the longest of `strings` that matches, each followed by its own expression.
 
-    They are told apart character by character, so that a text of openings costs the same however many there are.
+    It branches by character, so that the cost of a match does not depend on the number of strings.
     """
     rests: dict[str, dict[str, str]] = {}
     for string, behind in strings.items():
@@ -63,7 +63,7 @@ def _grouped(expression: str) -> str:
 
 
 def _pattern() -> re.Pattern[str]:
-    """Matches the first character of each claimed string, overlapping ones too; grouped by it to search fast."""
+    """Return a pattern for the first character of each claimed string, overlapping ones too, grouped for speed."""
     global _compiled
     if _compiled is None:
         rests: dict[str, dict[str, str]] = {}

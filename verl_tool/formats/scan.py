@@ -1,8 +1,8 @@
-"""One pass over a model's text, from opening to opening, never looking inside an observation.
+"""Scan a model's text for calls in one pass, from opening to opening, without looking inside observations.
 
-Every format finds its calls with a `Scanner`: the format says what opens a call and how to read one; the scanner
-steps over observation blocks (of every format: a call quoted in a tool's answer is nobody's call) and keeps the
-whole linear in the text's length.
+Each format finds its calls with a `Scanner`. The format says what opens a call and how to read it. The scanner skips
+observations of all formats, since a call quoted in a tool's answer is not a call, and takes time linear in the text's
+length.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _observations: dict[str, str] = {
     "<tool_response>": "</tool_response>",
     "<call>": "<response>",
 }
-"""What opens and what closes an observation, in all formats: the built-in ones, and those loaded by now."""
+"""Strings that open and close an observation, in the built-in formats and in all formats loaded so far."""
 THOUGHTS: Mapping[str, str] = {"<think>": "</think>", "[THINK]": "[/THINK]"}
-"""What opens and what closes a model's thoughts. What stands before a closing without an opening is a thought too: the
-chat template opened it in the prompt."""
+"""Strings that open and close a model's thoughts. Text before a closing without an opening is a thought too: the chat
+template opened it in the prompt."""
 
 
 def know_observation(opening: str, closing: str) -> None:
-    """Have every format step over what stands between these two, as over the observations of built-in formats."""
+    """Let all formats skip the text between these two strings, like the observations of built-in formats."""
     _observations.setdefault(opening, closing)
 
 
 class Cursor:
-    """Searches from places that only move forward: what was found or missed once is not searched for again.
+    """Searches from positions that only move forward, and caches results.
 
-    Without that, a text of many openings that wait for one far or missing end would be read once for each of them.
+    Otherwise, a text with many openings and one distant or missing end would be searched once per opening.
     """
 
     def __init__(self, text: str) -> None:
@@ -43,14 +43,14 @@ class Cursor:
         self._matched: dict[re.Pattern[str], re.Match[str] | None] = {}
 
     def find(self, needle: str, start: int) -> int:
-        """The first place of `needle` at or behind `start`, or -1. `start` may not go back from call to call."""
+        """Return the first position of `needle` at or after `start`, or -1. `start` must not decrease between calls."""
         known = self._found.get(needle)
         if known is None or -1 < known < start:
             known = self._found[needle] = self.text.find(needle, start)
         return known
 
     def search(self, pattern: re.Pattern[str], start: int) -> re.Match[str] | None:
-        """The first match that begins at or behind `start`, which may not go back from call to call."""
+        """Return the first match that begins at or after `start`, which must not decrease between calls."""
         if pattern not in self._matched:
             self._matched[pattern] = pattern.search(self.text, start)
         known = self._matched[pattern]
@@ -60,8 +60,8 @@ class Cursor:
 
 
 Take = Callable[[re.Match[str], Cursor], tuple[Call | list[Call] | None, int]]
-"""Reads what stands at an opening: the call or the calls, or None if it is none, and where to go on (behind the
-opening's start)."""
+"""Reads the text at an opening. Returns the call, several calls or None, and the position after the opening's start
+from which to continue."""
 
 
 class Scanner:
@@ -76,71 +76,71 @@ class Scanner:
         *,
         searches_open_thoughts: bool = False,
     ) -> None:
-        """`opening`: regular expression for what opens a call, in linear time, each of its alternatives beginning with
-        a plain character. `hints`: strings one of which every text with a call holds. `observation`: what opens and
-        closes this format's own observation block. `thoughts`: what opens and closes text in which no call is looked
-        for, such as `THOUGHTS`; what is not closed reaches to the end of the text, or, with `searches_open_thoughts`,
-        is ordinary text."""
+        """`opening` is a regular expression for the opening of a call. It must match in linear time, and each of its
+        alternatives must begin with a plain character. Every text with a call contains one of `hints`. `observation`
+        has the strings that open and close this format's observations, and `thoughts` those of text without calls, such
+        as `THOUGHTS`. An unclosed thought extends to the end of the text or, with `searches_open_thoughts`, is ordinary
+        text."""
         self._opening, self._hints = opening, hints
         self._thoughts = dict(thoughts or {})
         own = observation[0] if observation else None
         self._to_the_end = {own} if searches_open_thoughts else {own, *self._thoughts}
         self._own = dict([observation] if observation else []) | self._thoughts
-        self._pattern = self._compiled()
+        self._pattern = self._compile()
 
     def calls(self, text: str, take: Take) -> list[Call]:
-        """All calls, in order, without overlap."""
+        """Find all calls, in order and without overlap."""
         if not self._may_contain_call(text):
             return []
-        behind = self._behind_opened_thought(text)
-        calls = self._from(text, 0, take)
-        if behind and not any(call.start < behind < call.end and call.error is None for call in calls):
-            # Else the closing is quoted in a call, and closes nothing.
-            calls = self._from(text, behind, take)
+        end = self._end_of_opened_thought(text)
+        calls = self._scan(text, 0, take)
+        if end and not any(call.start < end < call.end and call.error is None for call in calls):
+            # Otherwise the closing is quoted in a call, and does not close a thought.
+            calls = self._scan(text, end, take)
         return calls
 
-    def _from(self, text: str, position: int, take: Take) -> list[Call]:
+    def _scan(self, text: str, position: int, take: Take) -> list[Call]:
         if self._known != len(_observations):
-            self._pattern = self._compiled()
+            self._pattern = self._compile()
         cursor = Cursor(text)
         calls: list[Call] = []
         while match := self._pattern.search(text, position):
             if match.group() in self._closing:
-                position = self._behind_block(match, cursor)
+                position = self._end_of_block(match, cursor)
                 continue
-            in_use, position = take(match, cursor)
-            if isinstance(in_use, list):
-                calls += in_use
-            elif in_use is not None:
-                calls.append(in_use)
+            found, position = take(match, cursor)
+            if isinstance(found, list):
+                calls += found
+            elif found is not None:
+                calls.append(found)
         return calls
 
-    def _compiled(self) -> re.Pattern[str]:
+    def _compile(self) -> re.Pattern[str]:
         self._known = len(_observations)
         self._closing = _observations | self._own
         literals = sorted(self._closing, key=len, reverse=True)
         blocks = "|".join(re.escape(o) + (r"(?!\w)" if o[-1].isalnum() else "") for o in literals)
-        # No group around an alternative: `re` then knows the first characters and skips to the next of them.
+        # Without groups around the alternatives, `re` knows the first characters and can skip to them.
         return re.compile(f"{blocks}|{self._opening}")
 
     def _may_contain_call(self, text: str) -> bool:
-        # A plain loop: this is most of the work on a text that has no call of the format, and it is done for each.
+        # A plain loop is fastest. This is most of the work on a text without calls, and every format does it.
         for hint in self._hints:  # noqa: SIM110
             if hint in text:
                 return True
         return False
 
-    def _behind_opened_thought(self, text: str) -> int:
-        """Where a thought ends that the prompt opened; 0 if it opened none."""
+    def _end_of_opened_thought(self, text: str) -> int:
+        """Return the end of a thought that the prompt opened, or 0."""
         for opening, closing in self._thoughts.items():
             close = text.find(closing)
             if close >= 0 and text.find(opening, 0, close) < 0:
                 return close + len(closing)
         return 0
 
-    def _behind_block(self, match: re.Match[str], cursor: Cursor) -> int:
-        """Where an observation or a thought ends. A thought, or an observation of this format, that is not closed
-        reaches to the end of the text; an observation of another format that is not closed is ordinary text."""
+    def _end_of_block(self, match: re.Match[str], cursor: Cursor) -> int:
+        """Return the end of an observation or thought. If it is not closed, a thought or an observation of this format
+        extends to the end of the text, while an observation of another format is ordinary text."""
         opening = match.group()
         closing = self._closing[opening]
         close = cursor.find(closing, match.end())

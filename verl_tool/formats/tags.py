@@ -1,8 +1,8 @@
 """Calls between an opening and a closing tag: ``<python>print(1)</python>``, answered by ``<result>1</result>``.
 
-A closing tag that is missing because the engine cut it off with the stop string is accepted when the call is the last
-thing in the text (no string of any format follows); the observation then begins with the missing tag. ``<finish/>``
-is a call with an empty payload. The payload reaches from the first opening tag to the first closing tag behind it.
+The closing tag may be missing, because the engine cut it off with the stop string, if the call is at the end of the
+text (no string of any format follows). The observation then begins with the missing tag. ``<finish/>`` is a call with
+an empty payload. The payload extends from the first opening tag to the first closing tag after it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from verl_tool.formats.usage import usage_by_example
 from verl_tool.protocol import ToolDescription
 
 NAME_TAGS, CUSTOM_TAGS = "name_tags", "custom_tags"
-"""Names of the formats of a tool's own names as tags, and of the tags that its options give."""
+"""Names of the formats for tags named like a tool, and for tags from a tool's options."""
 TAG_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
 class Tag:
-    """What opens and closes a call, and the name that the call then bears."""
+    """The strings that open and close a call, and the name of the call."""
 
     name: str
     opening: str
@@ -33,28 +33,28 @@ class Tag:
 
     @staticmethod
     def can_be(name: str) -> bool:
-        """Whether `name` can be the name of a tag."""
+        """Return whether `name` can be the name of a tag."""
         return TAG_NAME.fullmatch(name) is not None
 
     @classmethod
     def named(cls, name: str) -> Tag:
-        """``<name>`` and ``</name>``. Raises ValueError if `name` cannot be a tag."""
+        """Create the tag ``<name>`` and ``</name>``. Raises ValueError if `name` cannot be a tag."""
         if not cls.can_be(name):
             raise ValueError(f"{name!r} cannot be a tag: use letters, digits, '_', '-' and '.', a letter first")
         return cls(name, f"<{name}>", f"</{name}>")
 
     def empty_forms(self) -> Iterator[str]:
-        """The forms without a payload, ``<name/>`` and ``<name />``, where the opening tag looks like one."""
+        """Yield the forms without a payload, ``<name/>`` and ``<name />``, if the opening is in angle brackets."""
         if self.opening.startswith("<") and self.opening.endswith(">"):
             yield f"{self.opening[:-1]}/>"
             yield f"{self.opening[:-1]} />"
 
 
 class TagFormat:
-    """One or more tags that share an observation block."""
+    """Format with one or more tags that share an observation block."""
 
     thoughts: ClassVar[Mapping[str, str]] = {}
-    """What opens and closes text in which no call is looked for."""
+    """Strings that open and close text in which calls are ignored."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class TagFormat:
         observation: tuple[str, str] = ("<result>", "</result>"),
         spaces: tuple[str, str] = ("\n", "\n"),
     ) -> None:
-        """`spaces`: what stands around an observation, and within it around the output."""
+        """`spaces` are the white space around an observation, and around the output inside it."""
         self.name = name
         self._around, self._within = spaces
         self.tags = tuple(tags)
@@ -76,7 +76,7 @@ class TagFormat:
         self._scanner = Scanner(opening, tuple(self._openings), observation, self.thoughts, searches_open_thoughts=True)
 
     def markers(self) -> tuple[str, ...]:
-        """The strings that `markers.claim` should know."""
+        """Return the strings to claim with `markers.claim`."""
         return (*self._openings, *self.stop, *self._block)
 
     def find_calls(self, text: str) -> list[Call]:
@@ -105,7 +105,7 @@ class TagFormat:
         return f"{missing}{self._around}{opening}{visible}{closing}{self._around}"
 
     def write(self, name: str, payload: str) -> str:
-        """A call as a model would write it."""
+        """Write a call as a model would."""
         tag = next((tag for tag in self.tags if tag.name == name), self.tags[0])
         return f"{tag.opening}{payload}{tag.closing}"
 
@@ -114,15 +114,15 @@ class TagFormat:
 
 
 class OwnTagFormat(TagFormat):
-    """Tags of one tool's own. A tag in a thought is no call, unless the thought goes on: a stop string ended the turn
-    within it."""
+    """Format with the tags of one tool. A tag in a thought is not a call, unless a stop string ended the turn within
+    the thought."""
 
     thoughts = THOUGHTS
 
 
 class ToolTagFormat(TagFormat):
-    """``<tool>…</tool>``: one tag for every tool. A JSON payload ``{"name": …, "arguments": …}`` names the tool; any
-    other payload is a call by the name ``tool``, for the tool that takes free text."""
+    """Format ``<tool>…</tool>``, one tag for all tools. A JSON payload ``{"name": …, "arguments": …}`` names the tool.
+    Any other payload is a call named ``tool``, for the tool that takes free text."""
 
     def __init__(self, name: str = "tool_tags") -> None:
         super().__init__(name, [Tag.named("tool")])
@@ -135,7 +135,7 @@ class ToolTagFormat(TagFormat):
 
 
 class SearchTagFormat(TagFormat):
-    """``<search>query</search>``, answered to the letter as Search-R1's loop does: blank lines around
+    """Format ``<search>query</search>``, with exactly the observations of Search-R1's loop: blank lines around
     ``<information>…</information>``, and none within (B. Jin et al.: Search-R1, 2025)."""
 
     def __init__(self, name: str = "search_tags") -> None:

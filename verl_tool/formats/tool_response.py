@@ -1,7 +1,7 @@
-"""Observations between ``<tool_response>`` and ``</tool_response>``: those of chat models that are trained on tools.
+"""Observations between ``<tool_response>`` and ``</tool_response>``, for chat models that are trained on tools.
 
-A chat template writes such an observation in its model's own way. With ``mtrl_role=tool`` the loop takes the blocks
-apart again (`outputs`) and gives each to the template as a message of the role ``tool``.
+With ``mtrl_role=tool``, the loop splits them into outputs again (`outputs`) and passes each to the chat template as a
+message of the role ``tool``, so that the template writes it in the model's form.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from verl_tool.protocol import ToolDescription
 OBSERVATION = ("<tool_response>", "</tool_response>")
 _BLOCK = re.compile(rf"\s*{OBSERVATION[0]}\n?(?P<output>.*?)\n?{OBSERVATION[1]}\s*", re.DOTALL)
 _CALL_END = re.compile(r"\s*</tool_call>")
-"""What a format of such tags may have put before the first block, because the engine cut it off."""
+"""Closing tag of a call that may precede the first block, if the engine had cut it off."""
 
 
 def outputs(observation: str) -> list[str] | None:
-    """What stands in each block of an observation; None if it is not made of such blocks alone.
+    """Return the output in each block of an observation, or None if it contains anything else.
 
-    An output holds no mark of a block, since `render` broke those up.
+    Outputs contain no marks of blocks, since `render` breaks them up.
     """
     found: list[str] = []
     supplied = _CALL_END.match(observation)
@@ -40,28 +40,28 @@ def outputs(observation: str) -> list[str] | None:
 
 
 class ToolResponseFormat(ABC):
-    """What the formats with such observations have in common."""
+    """Base class of formats with these observations."""
 
     name: str
     stop: tuple[str, ...]
     observation: tuple[str, str] | None = OBSERVATION
     rule: str
-    """How a call is written, in words for a prompt."""
+    """How to write a call, as text for a prompt."""
 
     @abstractmethod
     def markers(self) -> tuple[str, ...]:
-        """The strings that `markers.claim` should know."""
+        """Return the strings to claim with `markers.claim`."""
 
     @abstractmethod
     def find_calls(self, text: str) -> list[Call]:
-        """All calls, in order; none of those in thoughts."""
+        """Find all calls outside of thoughts, in order."""
 
     @abstractmethod
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """A call as a model would write it."""
+        """Write a call as a model would."""
 
     def write(self, name: str, payload: str) -> str:
-        """A call with `payload` as its argument ``input``."""
+        """Write a call with `payload` as its argument ``input``."""
         return self.write_call(name, {"input": payload})
 
     def render(self, output: str, call: Call | None = None) -> str:
@@ -78,7 +78,7 @@ class ToolResponseFormat(ABC):
         )
 
     def _example(self, tools: Sequence[ToolDescription]) -> str:
-        """An example of the tools' own in this format, or a call of the first of them."""
+        """Return one of the tools' examples in this format, or else write a call of the first tool."""
         own = (action for tool in tools for action in tool.example_actions if self.find_calls(action))
         return next(own, None) or self.write(tools[0].name if tools else "name", "…")
 

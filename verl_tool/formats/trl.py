@@ -1,9 +1,9 @@
 """TRL's text-environment format: ``<request><Tool>query<call>answer<response> … Result=10.1<submit>``.
 
-The answer follows ``<call>`` directly and ends with ``<response>``; ``<submit>`` ends the episode and is a call by the
-name ``submit``, its input the text since the last answer. Nothing behind ``<submit>`` is a call. A ``<call>`` that the
-engine cut off is accepted when the query is the last thing in the text; a cut-off ``<submit>`` cannot be told from
-ordinary text.
+The answer follows ``<call>`` directly and ends with ``<response>``. ``<submit>`` ends the episode. It is a call named
+``submit`` with the text since the last answer as its input, and no calls are found after it. A ``<call>`` may be
+missing, because the engine cut it off, if the query is at the end of the text. A cut-off ``<submit>`` cannot be told
+from ordinary text.
 
 Source: TRL's `TextEnvironment` (removed from TRL since).
 """
@@ -25,7 +25,7 @@ _OPENING = rf"{SUBMIT}|{REQUEST}\s*<(?P<tool>{TAG_NAME.pattern})>"
 
 
 class TrlFormat:
-    """Requests and submissions."""
+    """Format with requests and submissions."""
 
     name = "trl"
     stop: tuple[str, ...] = (CALL, SUBMIT)
@@ -35,7 +35,7 @@ class TrlFormat:
         self._scanner = Scanner(_OPENING, (REQUEST, SUBMIT))
 
     def markers(self) -> tuple[str, ...]:
-        """The strings that `markers.claim` should know."""
+        """Return the strings to claim with `markers.claim`."""
         return (REQUEST, CALL, RESPONSE, SUBMIT)
 
     def find_calls(self, text: str) -> list[Call]:
@@ -47,7 +47,7 @@ class TrlFormat:
         text, body, tool = cursor.text, match.end(), match["tool"]
         close, next_request = cursor.find(CALL, body), cursor.find(REQUEST, body)
         if close >= 0 and not 0 <= next_request < close:
-            # The scanner goes on at ``<call>``, which opens the answer if there is one already.
+            # The scanner continues at ``<call>``, which opens the answer if there already is one.
             return Call(tool, text[body:close], match.start(), close + len(CALL), self), close
         if markers.contains_marker(text, body):
             return None, body
@@ -62,7 +62,7 @@ class TrlFormat:
         return f"{call.missing if call else ''}{markers.escape_markers(output)}{RESPONSE}"
 
     def write(self, name: str, payload: str) -> str:
-        """A call as a model would write it."""
+        """Write a call as a model would."""
         return SUBMIT if name == "submit" else f"{REQUEST}<{name}>{payload}{CALL}"
 
     def usage(self, tools: Sequence[ToolDescription]) -> str:

@@ -1,4 +1,4 @@
-"""The system-prompt paragraph of the formats that are best told by an example."""
+"""Write the system-prompt paragraph for formats that are best explained by an example."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from verl_tool.protocol import ToolDescription
 def usage_by_example(
     fmt: Format, tools: Sequence[ToolDescription], write_example: Callable[[ToolDescription], str]
 ) -> str:
-    """Each tool with one call of it in this format: one of the tool's own examples if it is in the format, else
-    what `write_example` gives; and how the answer will look."""
+    """Describe each tool with an example call, and the form of the answer. The example is one of the tool's own if it
+    is in this format, else `write_example` writes it."""
     lines = ["You can use these tools. To call one, write the call just as in its example and stop behind it."]
     for tool in tools:
         own = (action for action in tool.example_actions if fmt.find_calls(action))

@@ -13,7 +13,7 @@ from typing import Any
 
 from verl_tool.agent_loop.observation import ControlTokens
 from verl_tool.agent_loop.rendering.template_text import MODEL_MARK, control_token_ids, count_written
-from verl_tool.agent_loop.rendering.tool_messages import TemplateCalls, made_up_id, plain_name
+from verl_tool.agent_loop.rendering.tool_messages import TemplateCalls, dummy_id, plain_name
 from verl_tool.agent_loop.tokenizer import Tokenizer, render_prompt
 from verl_tool.content.parts import TextPart
 from verl_tool.formats import Format, rendered_markers
@@ -98,7 +98,7 @@ class ConversationRenderer(TemplateCalls):
                 place = message.answers or 0
                 named = self._calls(calls)[place] if place < len(calls) else None
                 name = named["function"]["name"] if named else "tool"
-                call_id = named["id"] if named else made_up_id(place)
+                call_id = named["id"] if named else dummy_id(place)
                 rendered.append({"role": "tool", "content": text, "name": name, "tool_call_id": call_id})
             elif role is Role.USER and self.folds_system and rendered and rendered[-1]["role"] == "user":
                 # A template that rejects a late system message may reject two user messages in a row, too.
@@ -124,7 +124,7 @@ class ConversationRenderer(TemplateCalls):
             if isinstance(self._arguments, str):  # some templates take the JSON of an object
                 arguments = json.dumps(arguments, ensure_ascii=False)
             function = {"name": plain_name(call.name), "arguments": arguments}
-            call_id = plain_name(call.native_id) or made_up_id(number)
+            call_id = plain_name(call.native_id) or dummy_id(number)
             listed.append({"id": call_id, "type": "function", "function": function})
         return listed
 

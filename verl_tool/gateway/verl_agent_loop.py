@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, ValidationError
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
-from verl_tool.agent_loop.row import VALIDATION, is_present, sent_to_tools, text_messages
+from verl_tool.agent_loop.row import VALIDATION, build_call_extra, is_present, text_messages
 from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
 from verl_tool.agent_loop.verl.agent_loop import ToolLoopOutput, VerlToolAgentLoop, as_verl_outputs, one_or_several
 from verl_tool.content.packed_files import unpack
@@ -125,7 +125,7 @@ class GatewayAgentLoop(VerlToolAgentLoop):
         unpacked."""
         where = f"row {'?' if index is None else index} of the data"
         task = str(text_messages(raw_prompt, where)[-1]["content"])
-        files = sent_to_tools(tools_kwargs, None, where).get(FILES_FIELD)
+        files = build_call_extra(tools_kwargs, None, where).get(FILES_FIELD)
         unpacked = {name: file.content for name, file in unpack(files).items()} if is_present(files) else {}
         host = self._host()
         await host.start()

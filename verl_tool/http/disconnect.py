@@ -1,4 +1,4 @@
-"""Stops the work for a client that has left."""
+"""Cancel the work for a client that has disconnected."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from starlette.types import Receive
 from verl_tool.http.messages import Disconnected
 
 _WATCH_AFTER_SECONDS = 0.5
-"""Work that ends sooner is not watched: most does, and a watcher costs a task."""
+"""Work that ends sooner is not watched, because a watcher costs a task."""
 
 Result = TypeVar("Result")
 
 
 async def until_disconnect(work: Awaitable[Result], receive: Receive) -> Result:
-    """The result of `work`, which is awaited in the task of the caller.
+    """Await `work` in the task of the caller and return its result. Call it after the whole body has been received.
 
-    Raises Disconnected, and `work` is cancelled, if the client leaves before. The whole body has been received.
+    If the client disconnects first, `work` is cancelled and Disconnected is raised.
     """
     task = asyncio.current_task()
     if task is None:
@@ -51,7 +51,7 @@ async def reject_disconnected(receive: Receive) -> None:
 
 
 class _Watcher:
-    """Cancels the task if the client leaves."""
+    """Cancels the task if the client disconnects."""
 
     def __init__(self, task: asyncio.Task[object], receive: Receive) -> None:
         self.client_left = False

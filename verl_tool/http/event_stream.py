@@ -12,20 +12,20 @@ from verl_tool.util.json_text import encode_json
 
 DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": heartbeat\n\n"
-"""A comment, which clients pass over: it keeps proxies from closing a connection on which nothing moves."""
+"""Comment that clients ignore. It keeps proxies from closing an idle connection."""
 
 
 def event(value: object) -> bytes:
-    """One event with a JSON value. JSON of ours holds no line break, so it is one line."""
+    """Encode an event with a JSON value. `encode_json` writes no line breaks, so it is one line."""
     return b"data: " + encode_json(value) + b"\n\n"
 
 
 class EventStream(StreamingResponse):
-    """An answer of events that are sent as they are made.
+    """A response that streams events as they are generated.
 
-    `first` is made before the answer begins, so that what fails until then can be answered with a plain error. `rest`
-    is closed when the stream ends or the client leaves. `told`: what it raises, as a status and the value of an event:
-    OpenAI's clients raise an error that arrives as an event. `end` is sent last.
+    `first` exists before the response begins, so that earlier failures can be answered with a plain error. `rest` is
+    closed when the stream ends or the client disconnects. `describe_error` converts an exception from it to a status
+    and the value of an event: OpenAI's clients raise errors that arrive as events. `end` is sent last.
     """
 
     media_type = "text/event-stream"
@@ -34,19 +34,19 @@ class EventStream(StreamingResponse):
         self,
         first: bytes,
         rest: AsyncGenerator[bytes, None],
-        told: Callable[[Exception], tuple[int, object]],
+        describe_error: Callable[[Exception], tuple[int, object]],
         *,
         end: bytes = DONE,
     ) -> None:
-        # Reverse proxies hold streams back otherwise.
+        # Without these headers, reverse proxies buffer streams.
         super().__init__(self._all(first), headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         self._rest = rest
-        self._told = told
+        self._describe_error = describe_error
         self._end = end
         self.bytes_out = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all. Raises Disconnected if the client leaves before the end."""
+        """Send all events. Raises Disconnected if the client disconnects before the end."""
 
         async def counted(message: Message) -> None:
             self.bytes_out += len(message.get("body", b""))
@@ -62,7 +62,7 @@ class EventStream(StreamingResponse):
             yield first
             async for part in self._rest:
                 yield part
-        except Exception as error:  # noqa: BLE001  # the client is told
-            self.status_code, value = self._told(error)
+        except Exception as error:  # noqa: BLE001  # sent to the client
+            self.status_code, value = self._describe_error(error)
             yield event(value)
         yield self._end

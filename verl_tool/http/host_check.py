@@ -1,7 +1,7 @@
-"""Which names a server may be called by.
+"""Check the names by which clients call a server.
 
-A web page may point a name of its own at 127.0.0.1 (DNS rebinding), and its visitors' browsers then let it talk to the
-servers of their machines. Such a request bears the page's name as its ``Host``, and the page as its ``Origin``.
+A web page may point its own name at 127.0.0.1 (DNS rebinding). Its visitors' browsers then let it call servers on their
+machines. Such a request has the page's name as its ``Host``, and the page as its ``Origin``.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from verl_tool.http.messages import HeaderMap, HttpError
 from verl_tool.util.json_text import excerpt
 
 _REMEMBERED = 64
-"""Accepted values of ``Host`` that are not looked at again."""
+"""Maximum number of cached ``Host`` values that were accepted."""
 _HTTP_PORT = 80
 
 
 class HostCheck:
-    """Refuses requests that were sent to somebody else's name.
+    """Rejects requests that were sent to a foreign name.
 
-    `host`, `port`: where the server listens. If that is not a loopback address, it may also be called by any IP
-    address and by this machine's own names, at any port: no page of another site has those. `allowed`: further names,
-    each with a port (``box.example:5000``) or for all ports. `has_key`: callers need a key, which no page has, so that
-    at an address that is not loopback all names are accepted.
+    The server listens at `host` and `port`. If that is not a loopback address, it may also be called by any IP address
+    and by this machine's names, at any port, since pages of other sites do not have these. `allowed` are further names,
+    each with a port (``box.example:5000``) or for all ports. With `has_key`, callers need a key, which no page has, so
+    that all names are accepted unless the address is a loopback address.
     """
 
     def __init__(self, host: str, port: int | None, allowed: Sequence[str] = (), *, has_key: bool = False) -> None:
@@ -39,7 +39,7 @@ class HostCheck:
         self._accepted: set[tuple[bytes, int | None]] = set()
 
     def reject_foreign(self, scope: Scope, headers: HeaderMap) -> None:
-        """Raises HttpError 403, or 400 if there is no ``Host``. `headers`: those of `scope` (`headers_of`)."""
+        """Raise HttpError 403 for a foreign name, or 400 without ``Host``. `headers` are `headers_of` `scope`."""
         if not self._active:
             return
         host, origin = headers.get(b"host"), headers.get(b"origin")
@@ -67,7 +67,7 @@ class HostCheck:
             raise _foreign("host", host)
 
     def _reject_origin(self, origin: bytes, host: bytes) -> None:
-        """A page may only come from this very server, or from an allowed name."""
+        """Raise HttpError 403 unless the page comes from this server or from an allowed name."""
         text = origin.decode("latin-1").lower()
         if text in (f"http://{host.decode('latin-1').lower()}", f"https://{host.decode('latin-1').lower()}"):
             return
@@ -78,7 +78,7 @@ class HostCheck:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` (a name, or an address without brackets) is one that only this machine reaches."""
+    """Return whether only this machine can reach `host`, a name or an address without brackets."""
     if host == "localhost":
         return True
     try:
@@ -100,7 +100,7 @@ def _own_names(host: str) -> frozenset[str]:
 
 
 def _name_and_port(text: str) -> tuple[str, int | None]:
-    """Of ``name``, ``name:port`` or ``[address]:port``; an empty name if it is none of them."""
+    """Parse ``name``, ``name:port`` or ``[address]:port``. Returns an empty name for anything else."""
     try:
         parts = urlsplit(f"//{text}")
         port = parts.port

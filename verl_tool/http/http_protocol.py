@@ -1,7 +1,7 @@
-"""uvicorn's HTTP protocol with bounds on what a client can send before any application sees it.
+"""Extend uvicorn's HTTP protocol with limits on what a client can send before any application sees it.
 
-uvicorn waits for ever for the rest of a head, and puts no bound on its size; a client needs no key for either. What is
-refused here is answered as the applications answer: JSON, with what was wrong and the limit.
+uvicorn waits forever for the rest of a request's head and does not limit its size, and no API key is needed to exploit
+that. Requests rejected here get a JSON error like those of the applications.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from verl_tool.http.messages import BODY_IS_HERE
 from verl_tool.util.json_text import encode_json
 
 HEAD_SECONDS = 10.0
-"""From a connection's beginning, or the first byte of a further request, to the end of the request's head."""
+"""Deadline for a request's head, from the start of the connection or the first byte of a further request."""
 MAX_HEAD_BYTES = 32 << 10
-"""Request line and headers together."""
+"""Maximum size of request line and headers together."""
 MAX_HEADERS = 128
-"""Headers of one request."""
+"""Maximum number of headers of one request."""
 LINGER_SECONDS = 2.0
-"""After an answer to a request that was not read to its end: a client that still sends shall find the answer."""
+"""How long a connection stays open after an answer to a request that was not read completely, so that a client that is
+still sending can read the answer."""
 _OPEN_FILES_HARD_LIMIT = 16_384
 
 _VERSIONS = ("1.1", "1.0")
@@ -30,14 +31,14 @@ _IDLE, _IN_HEAD, _IN_BODY, _ENDED = range(4)
 
 
 def max_connections() -> int:
-    """Connections that one server holds at a time: half of the files that this process may have open."""
+    """Return the maximum number of connections of one server: half of the files that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     maximum = _OPEN_FILES_HARD_LIMIT if soft == resource.RLIM_INFINITY else min(soft, _OPEN_FILES_HARD_LIMIT)
     return max(64, maximum // 2)
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. It does not speak WebSocket: such a request is answered as any other."""
+    """One connection. It does not support WebSocket: an upgrade request is answered like any other."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -55,7 +56,7 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._phase == _ENDED:
             return
-        # In a body: bytes since a part of it came, which are chunk sizes and trailers.
+        # Within a body, this counts the bytes since its last part: chunk sizes and trailers.
         self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes > MAX_HEAD_BYTES and self._phase in (_IN_HEAD, _IN_BODY):
@@ -72,7 +73,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self._phase == _ENDED:
             return
         self._timer.cancel()
-        # What came last may hold a part of the body too.
+        # The last bytes may include a part of the body.
         may_be_large = self._head_bytes > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS
         if may_be_large and (len(self.headers) > MAX_HEADERS or self._size_of_head() > MAX_HEAD_BYTES):
             self._head_too_large()
@@ -90,7 +91,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_is_here = [False]
         self.scope[BODY_IS_HERE] = self._body_is_here  # type: ignore[literal-required]
         super().on_headers_complete()
-        # Behind a body there may be more of them, which nobody reads.
+        # Trailers after the body would be added to the headers, but are not used.
         self.headers = []
         self.cycle.transport = cast(asyncio.Transport, self._gentle)
 
@@ -109,13 +110,13 @@ class BoundedHttp(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._phase == _IN_BODY and self.cycle.response_complete:
-            # Nobody will read the rest of the body, which may never end.
+            # The rest of the body, which may never end, will not be read.
             self.close_gently()
 
     def close_gently(self) -> None:
-        """Close the connection; if the client is still sending, only after it had time to find the answer.
+        """Close the connection. If the client is still sending, first give it time to read the answer.
 
-        Closed with bytes unread, a connection is reset, and the answer on its way may be lost.
+        Closing a connection with unread bytes resets it, and the answer may be lost.
         """
         if self.transport.is_closing():
             return
@@ -134,12 +135,13 @@ class BoundedHttp(HttpToolsProtocol):
         return False
 
     def _unsupported_upgrade_warning(self) -> None:
-        """The request is answered as any other; what follows on the connection would be in another protocol."""
+        """Answer the request like any other, then close, since data after it would be in another protocol."""
         if self.cycle is not None:
             self.cycle.keep_alive = False
 
     def _names_two_hosts(self) -> bool:
-        """In a target with a host that one counts (RFC 9112, 3.2.2), and further on ``Host`` is checked."""
+        """Return whether the target and ``Host`` differ. The target's host counts (RFC 9112, 3.2.2), but later checks
+        use ``Host``."""
         authority = self.url.partition(b"//")[2].partition(b"/")[0].lower()
         return any(name == b"host" and value.lower() != authority for name, value in self.headers)
 
@@ -150,7 +152,7 @@ class BoundedHttp(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _watch_head(self) -> None:
-        """Whatever comes now, it must become a whole head in time. uvicorn's own timer is off from the first byte."""
+        """Start the deadline of the request's head. uvicorn's own timer stops at the first byte."""
         if self._timer.cancelled():
             self._timer = self.loop.call_later(HEAD_SECONDS, self._head_too_slow)
 
@@ -163,15 +165,15 @@ class BoundedHttp(HttpToolsProtocol):
         self._reject(431, "head_too_large", message)
 
     def _reject(self, status: int, kind: str, message: str) -> None:
-        """Answer in place of the application, unless it has begun to, and end the connection."""
+        """Answer in place of the application, unless its answer has begun, and end the connection."""
         if self.transport.is_closing():
             return
         self._gentle.flush()
         if self._is_answering():
-            # The application waits for a body that will not come whole, or is about to answer an earlier request.
+            # The application waits for an incomplete body, or is about to answer an earlier request.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        # With requests in the queue the one before them may have begun to answer.
+        # If requests are queued, the answer to an earlier one may have begun.
         if not self.pipeline and (not self._is_answering() or not self.cycle.response_started):
             self.transport.write(_refusal(status, kind, message))
         self._linger()
@@ -179,7 +181,7 @@ class BoundedHttp(HttpToolsProtocol):
     def _linger(self) -> None:
         self._phase = _ENDED
         self._gentle.end()
-        # What is not begun has nobody to answer to.
+        # Queued requests can no longer be answered.
         self.pipeline.clear()
         self._timer.cancel()
         self._unset_keepalive_if_required()
@@ -190,10 +192,10 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 class _GentleTransport:
-    """What a request writes to: the connection's transport, which it closes gently.
+    """Wraps the connection's transport for a request, and closes it gently.
 
-    The head of an answer waits for what is written in the same turn of the event loop: one system call and one packet
-    in place of two.
+    The head of an answer is sent together with data written in the same iteration of the event loop: one system call
+    and one packet instead of two.
     """
 
     def __init__(self, protocol: BoundedHttp) -> None:
@@ -205,7 +207,7 @@ class _GentleTransport:
         self.close = protocol.close_gently
 
     def write(self, data: bytes) -> None:
-        """Write `data`, now or at the next turn."""
+        """Write `data`, now or in the next iteration of the event loop."""
         if self._ended:
             return
         if self._first:
@@ -216,18 +218,19 @@ class _GentleTransport:
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write now what waits."""
+        """Write pending data now."""
         first, self._first = self._first, b""
         if first and not self._transport.is_closing():
             self._transport.write(first)
 
     def end(self) -> None:
-        """Write nothing from now on: what is on its way is the last that the client gets."""
+        """Discard all further data."""
         self._ended = True
 
 
 def error_of_any_kind(kind: str, message: str) -> dict[str, dict[str, str | None]]:
-    """The tool server's form of an error and OpenAI's in one, where nobody knows which of them would have answered."""
+    """Return an error in the forms of the tool server and of OpenAI at once, since the application is not known
+    here."""
     return {"error": {"message": message, "type": kind, "field": None, "param": None, "code": kind}}
 
 

@@ -1,4 +1,4 @@
-"""What is said over HTTP by all applications of this project, on top of Starlette."""
+"""HTTP headers, errors and responses that all applications of this project share, on top of Starlette."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from verl_tool.errors import VerlToolError
 from verl_tool.util.json_text import encode_json
 
 HeaderMap = Mapping[bytes, bytes]
-"""A request's headers by their names, in lower case."""
+"""A request's headers by their lower-case names."""
 
 BODY_IS_HERE = "verl_tool.body_is_here"
-"""Entry of a scope of `http_protocol`: a list of one bool, true as soon as the whole body has come. A list, since Serve
-pickles scopes."""
+"""Entry of a scope set by `http_protocol`: a list with one bool, which becomes true when the whole body has arrived. It
+is a list, since Serve pickles scopes."""
 JSON = "application/json"
 RETRY_AFTER = {"retry-after": "1"}
 """Header of every 503, in seconds."""
 
 _ONCE = (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"content-encoding")
 _OUR_NAMES = b"x-verl-tool-"
-"""What the names of this project's own headers begin with."""
+"""Prefix of this project's headers."""
 
 
 class HttpError(VerlToolError):
-    """A request that is refused. `type` is a word for programs, `message` names what is wrong and the mend."""
+    """A request is rejected. `type` is a code for programs; `message` names the problem and the remedy."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class HttpError(VerlToolError):
 
 
 class Disconnected(Exception):
-    """The client has left; nobody reads an answer."""
+    """The client has disconnected, so there is no need to answer."""
 
 
 class JsonResponse(Response):
-    """An answer in JSON. Its content is a value, or bytes that are JSON already."""
+    """A JSON response. Its content is a value, or bytes that are already JSON."""
 
     media_type = JSON
 
@@ -59,16 +59,15 @@ class JsonResponse(Response):
 
 
 def error_response(error: HttpError) -> JsonResponse:
-    """``{"error": {"message", "type", "field"}}``."""
-    description = {"message": error.message, "type": error.type, "field": error.field}
-    return JsonResponse({"error": description}, error.status, error.headers)
+    """Return an error as ``{"error": {"message", "type", "field"}}``."""
+    content = {"message": error.message, "type": error.type, "field": error.field}
+    return JsonResponse({"error": content}, error.status, error.headers)
 
 
 def headers_of(scope: Scope) -> HeaderMap:
-    """All headers of a request; of one that is repeated, the last.
+    """Return all headers of a request. If a header is repeated, the last value counts.
 
-    Raises HttpError 400 if a header on which an answer depends is repeated: who is before this server may have read the
-    other one.
+    Raises HttpError 400 if a header that affects the answer is repeated, since a proxy may have used the other value.
     """
     pairs = scope["headers"]
     headers = dict(pairs)
@@ -78,7 +77,7 @@ def headers_of(scope: Scope) -> HeaderMap:
 
 
 def path_of(scope: Scope) -> str:
-    """The path below the place where the app is mounted, without a closing slash."""
+    """Return the path below the mount point of the app, without a trailing slash."""
     path, root = scope["path"], scope.get("root_path", "")
     if root and path.startswith(root):
         path = path[len(root) :]

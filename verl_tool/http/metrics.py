@@ -1,7 +1,7 @@
-"""Prometheus metrics of one replica, in a registry of their own.
+"""Prometheus metrics of one replica, in a separate registry.
 
-What is counted on the way of a request is counted in plain numbers of one thread, and put into Prometheus' form when
-somebody asks: the library's own counters take locks, and would cost more than the rest of a small request.
+Requests update plain numbers in one thread, which are converted to Prometheus' form when the metrics are scraped. The
+library's counters take locks and would cost more than the rest of a small request.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from verl_tool.protocol import FaultKind
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of an exposition."""
 NO_TOOL = "none"
-"""The `tool` label of what reached no tool: an action without a call, a refused entry."""
+"""The `tool` label for entries that reached no tool: an action without a call, or a rejected entry."""
 _BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Upper bounds of the histograms' buckets, seconds."""
+"""Upper bounds of the histograms' buckets, in seconds."""
 
 
 class ToolMetrics(Collector):
-    """Counts of what the tools did, with the registry that they stand in."""
+    """Counts the calls of the tools, and holds the registry."""
 
     def __init__(self, tool_names: Sequence[str]) -> None:
         self._calls: Counter[str] = Counter(dict.fromkeys(tool_names, 0))
@@ -43,7 +43,7 @@ class ToolMetrics(Collector):
         self.registry.register(self)
 
     def called(self, tool: str, seconds: float, *, valid: bool, error: bool) -> None:
-        """One call of `tool` was run."""
+        """Count a call of `tool` that was run."""
         self._calls[tool] += 1
         self._seconds[tool].observe(seconds)
         if not valid:
@@ -52,19 +52,19 @@ class ToolMetrics(Collector):
             self._errors[tool] += 1
 
     def not_understood(self, tool: str = NO_TOOL) -> None:
-        """An action had no call that could be run."""
+        """Count an action without a call that could be run."""
         self._invalid[tool] += 1
 
     def faulted(self, kind: FaultKind, tool: str = NO_TOOL) -> None:
-        """One entry was answered with a fault."""
+        """Count an entry that was answered with a fault."""
         self._faults[tool, kind.value] += 1
 
     def add_gauge(self, name: str, text: str, read: Callable[[], Mapping[str, float]]) -> None:
-        """A gauge per tool whose values are read when somebody asks."""
+        """Add a gauge per tool. Its values are read when the metrics are scraped."""
         self.registry.register(_GaugePerTool(name, text, read))
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterable[Metric]:
@@ -81,7 +81,7 @@ class ToolMetrics(Collector):
 
 
 class HttpMetrics(Collector):
-    """Counts of what came over the wire, in the registry of the tools' metrics."""
+    """Counts HTTP requests, in the registry of the tools' metrics."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests: Counter[tuple[str, ...]] = Counter()
@@ -90,7 +90,7 @@ class HttpMetrics(Collector):
         registry.register(self)
 
     def answered(self, route: str, status: int, seconds: float, bytes_in: int, bytes_out: int) -> None:
-        """One request was answered. `route` is one of the server's own paths, never a caller's text."""
+        """Count an answered request. `route` must be one of the server's paths and never text of the caller."""
         self._requests[route, str(status)] += 1
         self._bytes[route, "in"] += bytes_in
         self._bytes[route, "out"] += bytes_out
@@ -120,7 +120,7 @@ class _Durations:
         self._sum += seconds
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Prometheus' cumulative buckets: upper bound as text, and how many are not above it."""
+        """Return Prometheus' cumulative buckets: the upper bound as text, and the number of values up to it."""
         return list(zip((*map(str, _BOUNDS), "+Inf"), _running_sums(self._counts), strict=True))
 
     @property
@@ -129,7 +129,7 @@ class _Durations:
 
 
 class _GaugePerTool(Collector):
-    """Reads its values when the metrics are asked for, so that nothing on the hot path keeps them."""
+    """Reads its values when the metrics are scraped, so that requests need not update them."""
 
     def __init__(self, name: str, text: str, read: Callable[[], Mapping[str, float]]) -> None:
         self._name, self._text, self._read = name, text, read

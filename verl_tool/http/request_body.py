@@ -1,4 +1,4 @@
-"""Bodies of requests on their way in: how large, how slow, and how many bytes of them at a time."""
+"""Read the bodies of requests, with limits on their size, on their time, and on the bytes held at a time."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from verl_tool.http.messages import BODY_IS_HERE, JSON, RETRY_AFTER, Disconnecte
 from verl_tool.util.deadline import Deadline
 
 MAX_BODY_BYTES = 4 << 20
-"""Largest body of one request: twice a batch of 1024 trajectories at 2 KiB. The parser of a larger one would hold
-up the event loop from its thread for longer than others should wait."""
+"""Maximum size of a request's body: twice a batch of 1024 trajectories at 2 KiB. Parsing a larger body in a thread
+would delay the event loop for too long."""
 MAX_MEDIA_BODY_BYTES = 48 << 20
-"""The same where bodies may hold images and audio: `ContentLimits.media_bytes` as data URIs. Such are long texts, which
-are read fast; how many values a body holds is bounded besides (`verl_tool.util.json_text`)."""
+"""Maximum size of bodies that may contain images and audio: `ContentLimits.media_bytes` as data URIs. Long strings are
+parsed fast, and the number of values in a body is limited too (`verl_tool.util.json_text`)."""
 MAX_HELD_BYTES = 256 << 20
-"""Bodies that one process holds at a time, together."""
+"""Maximum total size of the bodies that one process holds at a time."""
 GRACE_SECONDS = 10.0
-"""What a body may take whatever its size."""
+"""Time in which a body may arrive at any rate."""
 MIN_BYTES_PER_SECOND = 256 << 10
-"""Beyond that time, what has come must have come at this rate."""
+"""Minimum rate at which a body must arrive after that time."""
 SMALL_BYTES = 1 << 20
-"""Half of what is held is kept free for bodies up to this size, so that large ones do not keep small ones out."""
+"""Half of `MAX_HELD_BYTES` is reserved for bodies up to this size, so that large bodies do not block small ones."""
 
 _JSON = JSON.encode()
 _JSON_LIKE = (_JSON, b"application/octet-stream", b"text/plain", b"application/x-www-form-urlencoded")
-"""Types under which clients send JSON; the last is what `curl -d` says."""
+"""Content types with which clients send JSON. `curl -d` sends the last one."""
 _AS_IT_IS = b"identity"
 
 
 class RequestBodies:
-    """Reads bodies, and knows how many bytes of them are held. One for all HTTP servers of a process.
+    """Reads bodies and counts the bytes that are held. All HTTP servers of a process share one instance.
 
-    A body that was read counts until `release`.
+    A body counts until `release` is called.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class RequestBodies:
         self._grace = grace_seconds
 
     async def read(self, scope: Scope, headers: HeaderMap, receive: Receive) -> bytes:
-        """The whole body. `headers`: those of `scope` (`headers_of`).
+        """Read the whole body. `headers` are those of `scope` (`headers_of`).
 
-        Raises HttpError: 413 as soon as it is too large, 408 if it comes too slowly, 415 if it is encoded, 503 if
-        too many bytes are held already; and Disconnected.
+        Raises HttpError 413 as soon as the body is too large, 408 if it arrives too slowly, 415 if it is encoded, and
+        503 if too many bytes are held. Raises Disconnected if the client disconnects.
         """
         reject_encoding(headers)
         is_here = scope.get(BODY_IS_HERE)
         if is_here and is_here[0]:
-            # Most bodies come with their heads, and need no deadline.
+            # Most bodies arrive together with the head and need no deadline.
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Disconnected
@@ -78,7 +78,7 @@ class RequestBodies:
         return await self._rest(receive, body)
 
     def release(self, size: int) -> None:
-        """A body of `size` bytes is no longer held."""
+        """Release a body of `size` bytes."""
         self.held -= size
 
     async def _rest(self, receive: Receive, first: bytes) -> bytes:
@@ -98,20 +98,20 @@ class RequestBodies:
         return b"".join(parts)
 
     def _reject_by_length(self, headers: HeaderMap) -> None:
-        """What the length tells already, so that nothing is read in vain."""
+        """Reject a body by its ``Content-Length`` before it is read."""
         length = headers.get(b"content-length")
         if length is None:
             return
         if not length.isdigit():
             raise HttpError(400, "bad_request", "'content-length' is not a number of bytes", "content-length")
-        # A number of thousands of digits is never made a number.
+        # Never convert a text of thousands of digits to a number.
         if len(length) > 18 or int(length) > self.max_body_bytes:
             raise self._too_large()
         if not self._has_capacity(int(length), int(length)):
             raise self._full()
 
     async def _next(self, receive: Receive, began: float, size: int) -> Message:
-        """The next part of a body of which `size` bytes have come since `began`."""
+        """Receive the next part of a body, of which `size` bytes have arrived since `began`."""
         allowed = self._grace + size / MIN_BYTES_PER_SECOND
         try:
             with Deadline(began + allowed - time.monotonic()):
@@ -124,7 +124,7 @@ class RequestBodies:
         return message
 
     def _take(self, more: int, size: int) -> None:
-        """Hold `more` bytes of a body that has `size` by now."""
+        """Count `more` bytes of a body that now has `size` bytes."""
         if size > self.max_body_bytes:
             raise self._too_large()
         if not self._has_capacity(more, size):
@@ -146,7 +146,7 @@ class RequestBodies:
 
 
 def reject_encoding(headers: HeaderMap) -> None:
-    """Raises HttpError 415 for a body that is compressed, a form, or in another character set than UTF-8."""
+    """Raise HttpError 415 for a body that is compressed, a form, or not in UTF-8."""
     kind, encoding = headers.get(b"content-type", _JSON), headers.get(b"content-encoding", _AS_IT_IS)
     if kind != _JSON and not _is_json_like(kind):
         words = kind[:80].decode("latin-1")

@@ -1,4 +1,4 @@
-"""A tool server as a child process of the training: started, watched, started again if it dies, stopped."""
+"""Run a tool server as a child process of the training: start it, watch it, restart it if it dies, and stop it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from verl_tool.util.parent_death import signalled_with_parent
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 30.0
-"""A server that was asked to stop has this long before it is killed."""
+"""Time for a server to stop before it is killed."""
 
 
 class ToolServerError(VerlToolError):
-    """The tool server that this run started does not come up, or dies again and again."""
+    """The tool server of this run does not start, or dies repeatedly."""
 
 
 def serve_command(tools: str, port: int, args: Sequence[str] = (), *, app_name: str | None = None) -> list[str]:
-    """The command line of the project's own server on 127.0.0.1. `app_name`: on a cluster, if it joins one."""
+    """Return the command line of the project's server on 127.0.0.1. `app_name` is its name if it joins a cluster."""
     named = () if app_name is None or "--embedded" in args else ("--app_name", app_name)
     return [
         *(sys.executable, "-m", "verl_tool.servers.ray_serve", "--host", "127.0.0.1"),
@@ -41,7 +41,7 @@ def serve_command(tools: str, port: int, args: Sequence[str] = (), *, app_name: 
 
 
 def write_url_file(path: Path, url: str) -> None:
-    """Tell whoever waits for `path` where the server is. A reader finds all of it or nothing."""
+    """Write the server's URL to `path` atomically, for processes that wait for it."""
     with atomic_write(path) as draft:
         draft.write_text(url, encoding="utf-8")
 
@@ -59,10 +59,10 @@ class SupervisedServer:
         max_restarts: int = 10,
         url_file: Path | None = None,
     ) -> None:
-        """`command` serves `url`, whose ``/health`` tells when it is up. Its output goes to the file `log`.
+        """`command` serves `url`, and is up when ``/health`` answers. Its output is written to the file `log`.
 
-        `url_file`: where the server says at which URL it really serves, for on a Ray cluster that serves something
-        already that may be another one.
+        The server writes its actual URL to `url_file`. It may differ from `url` on a Ray cluster that already serves
+        something.
         """
         self.url = url
         self._command, self._log = list(command), log
@@ -72,12 +72,12 @@ class SupervisedServer:
         self._up = threading.Event()
         self._stopping = threading.Event()
         self._failure: ToolServerError | None = None
-        # One thread starts every process: a process that asks to die with its parent dies with the parent's thread.
+        # One thread starts all processes, because the parent-death signal is sent when the parent's thread ends.
         self._keeper = threading.Thread(target=self._keep, name="tool-server", daemon=True)
 
     @property
     def pid(self) -> int | None:
-        """Process id of the server now."""
+        """Process id of the current server process."""
         return self._process.pid if self._process is not None else None
 
     def __enter__(self) -> Self:
@@ -105,7 +105,7 @@ class SupervisedServer:
             raise self._failure
 
     def stop(self) -> None:
-        """End the server and wait until it is gone."""
+        """Stop the server and wait until it has exited."""
         self._stopping.set()
         self._keeper.join()
 
@@ -128,7 +128,7 @@ class SupervisedServer:
             self._up.set()
 
     def _died(self) -> bool:
-        """Wait until the server dies (True) or shall stop (False)."""
+        """Wait until the server dies (True) or `stop` is called (False)."""
         assert self._process is not None
         while not self._stopping.wait(0.2):
             if self._process.poll() is not None:
@@ -144,7 +144,7 @@ class SupervisedServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Its own group: Ctrl-C in the terminal reaches us, and we stop it in order.
+                # In its own group, the server does not get Ctrl-C from the terminal; `_end` stops it in order.
                 start_new_session=True,
                 preexec_fn=signalled_with_parent(signal.SIGTERM),  # the trainer may be killed
             )

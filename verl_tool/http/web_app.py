@@ -1,12 +1,12 @@
-"""What the HTTP applications of this project have in common: the tool server's and the eval service's.
+"""The base of this project's HTTP applications: the tool server and the eval service.
 
-Starlette finds a request's route, takes part in the server's start and stop, and writes answers and streams. What a
-request meets on the way is ours: the check of its headers and key, bounds on its body, the end of its work once the
-client has left, the form of errors, and metrics.
+Starlette routes requests, handles the server's start and stop, and writes responses and streams. This module checks
+headers and API keys, limits bodies, cancels work when the client disconnects, formats errors, and counts metrics.
 
-Of Starlette this uses `Router`, `Route` and the responses. Its application class, its middleware and functions as
-endpoints make several closures and objects for each request: CPU time of a no-op tool call, one a request on the direct
-server, relative to routes and answers written by hand: 1.04 as it is, 1.22 with those (medians of 40 pairs).
+It uses Starlette's `Router`, `Route` and responses only. Starlette's application class, middleware and function
+endpoints create several closures and objects per request. The CPU time of a no-op tool call, relative to hand-written
+routes and responses, is 1.04 without them and 1.22 with them (medians of 40 pairs, one call per request, direct
+server).
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ access_log = logging.getLogger(f"{__name__}.access")
 
 HEALTH_PATH = "/health"
 PROBE_PATH = "/-/healthz"
-"""KubeRay's probe of a node: status 200 and the body ``success``. Like `HEALTH_PATH`, it asks for no key."""
+"""KubeRay's probe of a node, answered with status 200 and ``success``. Like `HEALTH_PATH`, it needs no key."""
 _REQUEST = "verl_tool.request"
-"""Entry of a scope: its `Request`."""
+"""Key of the `Request` in a scope."""
 
 
 class Request:
-    """A request on its way through a `WebApp`. It does not know its scope, which knows it: a circle would have to be
-    found by the garbage collector."""
+    """A request to a `WebApp`. It has no reference to its scope, which refers to it, because the garbage collector
+    would have to find the cycle."""
 
     __slots__ = ("body", "headers", "path_params", "response")
 
     headers: HeaderMap
     path_params: Mapping[str, str]
-    """What the route's path leaves open."""
+    """Values of the path parameters."""
     response: Response
-    """What the handler gave."""
+    """The handler's response."""
 
     def __init__(self) -> None:
         self.body = b""
-        """The whole of it, once the handler is called."""
+        """The whole body, set before the handler is called."""
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -62,15 +62,16 @@ Handler = Callable[[Request], Awaitable[Response]]
 class WebApp:
     """An ASGI application.
 
-    `routes`: method, path and handler of each; a handler may raise `HttpError`. `names`: headers by which a request may
-    name whom it is for, with this server's own values, which every answer bears; one that names another is refused.
-    `tokens`: bearer tokens, of which every route but `HEALTH_PATH` and `PROBE_PATH` asks;
-    none: no route does. `keyed_below`: below this path handlers check keys of their own. `host_check`: by
-    which names clients may call; None: by any.
+    `routes` are tuples of method, path and handler. Handlers may raise `HttpError`. `names` are headers with which a
+    request may name the intended server, with this server's values. Every response has them, and a request that names
+    another server is rejected. `tokens` are the accepted bearer tokens for all routes except `HEALTH_PATH`,
+    `PROBE_PATH` and those below `keyed_below`, whose handlers check keys of their own; without tokens, no route needs
+    one.
+    `host_check` checks the names by which clients call the server.
     """
 
     unauthorized = "unauthorized"
-    """The word for programs in the error about a missing or wrong key."""
+    """Type of the error about a missing or wrong key."""
 
     def __init__(
         self,
@@ -95,14 +96,14 @@ class WebApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI entry point."""
-        # With an `app`, Starlette raises what it refuses, and does not answer it.
+        # With an `app`, Starlette raises an exception for requests that it rejects, and does not answer them.
         scope["app"] = self
         if scope["type"] != "http":
-            # The server's start or stop, or a WebSocket, which is closed.
+            # Start or stop of the server, or a WebSocket, which is closed.
             await self._router(scope, receive, send)
             return
         began = time.perf_counter()
-        # Nothing else of the path counts: below which prefix this is mounted, and whether it ends with a slash.
+        # Ignore the prefix of the mount point, and a trailing slash.
         scope["path"], scope["root_path"] = path_of(scope), ""
         request = scope[_REQUEST] = Request()
         try:
@@ -117,29 +118,29 @@ class WebApp:
             self.bodies.release(len(request.body))
 
     def dismiss_connections(self) -> None:
-        """From now on each answer closes its connection, so that clients come back to whoever serves then."""
+        """Close connections after each response from now on, so that clients reconnect to another replica."""
         self._own_headers.append((b"connection", b"close"))
 
     def error_response(self, error: HttpError) -> Response:
-        """How an error is told."""
+        """Convert an error to a response."""
         return error_response(error)
 
     def as_http_error(self, error: Exception) -> HttpError:
-        """What to tell of something that a handler raised."""
+        """Map a handler exception to an HTTP error."""
         if isinstance(error, HttpError):
             return error
-        # The last line of defence: a bug of ours must not leave a client without an answer.
+        # The last resort: a bug must not leave a client without a response.
         log.error("a request failed", exc_info=error)
         return HttpError(500, "internal", "the server failed; its log holds the traceback")
 
     def client_left(self) -> None:
-        """A client did not wait for its answer."""
+        """Called when a client has disconnected before its response."""
 
     async def _respond(self, scope: Scope, request: Request, receive: Receive, send: Send) -> Response:
-        """The handler's answer, or the error that it raised. Raises Disconnected."""
+        """Return the handler's response, or the error that it raised as one. Raises Disconnected."""
         try:
             self._check(scope, request)
-            # Starlette's part: it finds the route, whose `_Endpoint` sets the answer.
+            # Starlette finds the route, whose `_Endpoint` sets the response.
             await self._router(scope, receive, send)
         except HTTPException as error:
             return self.error_response(self._no_route(scope, error))
@@ -150,13 +151,13 @@ class WebApp:
         return request.response
 
     def _check(self, scope: Scope, request: Request) -> None:
-        """Raises HttpError for what nobody is to serve, whatever its path."""
+        """Raise HttpError for a request that must not be served on any path."""
         headers = request.headers = headers_of(scope)
         if self._host_check is not None:
             self._host_check.reject_foreign(scope, headers)
         for name, own in self._names:
             meant = headers.get(name, own)
-            # Ports change hands: what was meant for another server or replica is not run here.
+            # Another server or replica may have used this port before. Do not run requests for it.
             if meant != own:
                 named = meant[:80].decode("latin-1")
                 message = f"this is {own.decode()!r} and {name.decode()} names {named!r}; ask the server's port anew"
@@ -189,7 +190,7 @@ class WebApp:
 
 
 class _Endpoint:
-    """Where Starlette's route leads: reads the body and has the handler answer."""
+    """Endpoint of a Starlette route: reads the body and calls the handler."""
 
     def __init__(self, handler: Handler, bodies: RequestBodies) -> None:
         self._handler = handler
@@ -204,11 +205,12 @@ class _Endpoint:
 
 def _route(method: str, path: str, handler: Handler, bodies: RequestBodies) -> Route:
     route = Route(path, _Endpoint(handler, bodies), methods=[method])
-    # Starlette answers HEAD wherever it answers GET, with the work of the whole answer.
+    # Starlette would also answer HEAD on GET routes, at the cost of the whole response.
     route.methods = {method}
     return route
 
 
 def _route_of(scope: Scope) -> str:
-    """The path of its route; ``other`` for what was refused before it came to one, so never a caller's text."""
+    """Return the path of the route, or ``other`` if the request was rejected before routing. It is never caller
+    text."""
     return scope["route"].path if "route" in scope else "other"

@@ -27,7 +27,7 @@ from verl_tool.agent_loop.options import EpisodeOptions, ToolPrompt, ToolSchemas
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.prompt.subagents import DELEGATE
 from verl_tool.agent_loop.rollout import RolloutStart, rollout
-from verl_tool.agent_loop.row import sent_to_tools
+from verl_tool.agent_loop.row import build_call_extra
 from verl_tool.agent_loop.tokenizer import HFTokenizer, token_ids
 from verl_tool.agent_loop.tool_channel import Tools
 from verl_tool.agent_loop.trajectory import Excluded, Trajectory
@@ -212,7 +212,7 @@ class TextEnvironment:
         for i, (text, packed, verification) in enumerate(
             zip(texts, _one_each("files", files, texts), _one_each("verifications", verifications, texts), strict=True)
         ):
-            extra = sent_to_tools({FILES_FIELD: packed}, None, f"task {i}")
+            extra = build_call_extra({FILES_FIELD: packed}, None, f"task {i}")
             if not isinstance(verification, Verification | None):
                 verification = read_verification(verification, f"task {i}")
             requested.append(_Task(text, extra, verification))

@@ -150,7 +150,7 @@ def _reexecuted(stored: Iterable[Stored], trained: Path | None, tool_server_url:
     config = run_config(trained) if trained is not None else None
     options = options_in(config) if config is not None else EpisodeOptions(enable_mtrl=True)
     with tool_server(config, tool_server_url) as url:
-        both = {False: options, True: options.of_validation()}
+        both = {False: options, True: options.for_validation()}
         return asyncio.run(reexecute(stored, url, served_tools(config), both))
 
 

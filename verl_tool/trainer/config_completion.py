@@ -180,7 +180,7 @@ def choose_attention(config: DictConfig, *, cluster_joined: bool = False) -> Non
 
 def _check_lengths(config: DictConfig, options: EpisodeOptions) -> None:
     rollout = config.actor_rollout_ref.rollout
-    response, validation = options.max_response_length, options.of_validation().max_response_length
+    response, validation = options.max_response_length, options.for_validation().max_response_length
     for name, value, limit, limited_by in (
         ("max_prompt_length", options.max_prompt_length, rollout.prompt_length, "data.max_prompt_length"),
         ("max_response_length", response, rollout.response_length, "data.max_response_length"),

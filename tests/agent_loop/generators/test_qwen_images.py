@@ -188,6 +188,4 @@ async def test_images_for_a_model_of_text_are_a_fault_that_names_it(model: Any, 
     trajectory = await episode.run(tokenizer.encode("?"))
     assert trajectory.fault is not None
     assert trajectory.fault.kind is FaultKind.MISCONFIGURED
-    assert (
-        "Qwen3VLForConditionalGeneration is given images and was not told how to read them" in trajectory.fault.message
-    )
+    assert "Qwen3VLForConditionalGeneration got images but does not know how to read them" in trajectory.fault.message

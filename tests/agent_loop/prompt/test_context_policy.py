@@ -62,7 +62,7 @@ def assert_trained_as_seen(trajectory: Trajectory, engine: ScriptedEngine) -> No
         trained += len(fed.token_ids)
     assert trained == sum(sum(row.response_mask) for row in trajectory.rows) == sum(trajectory.response_mask)
     covered = sorted(
-        place for places in trajectory.row_places for start, n in places for place in range(start, start + n)
+        place for places in trajectory.row_spans for start, n in places for place in range(start, start + n)
     )
     assert covered == list(range(len(trajectory.response_ids)))
 

@@ -67,11 +67,11 @@ def test_numpys_arrays_and_paths(tmp_path: Path) -> None:
         ("<image>", [ONE, TWO], "row 7: 2 images and 1 <image> in its prompt"),
         ("<image><image>", [ONE], "row 7: 1 images and 2 <image> in its prompt"),
         ("?", [ONE], "row 7: 1 images and 0 <image>"),
-        ([{"type": "image"}], None, "row 7, message 1, part 0 is an image and the row has none for it"),
+        ([{"type": "image"}], None, "row 7, message 1, part 0 is an image, and the column 'images' has none"),
         ([{"type": "image", "image": ONE}, {"type": "video", "video": "x"}], None, "a part of type 'video'"),
         ("<image>", [b"GIF89a"], "row 7, image 0: a file that begins with b'GIF89a' is no image"),
         ("<image>", ["http://127.0.0.1/a.png"], "row 7, image 0: 'http://127.0.0.1/a.png' is not fetched"),
-        ("<image>", [3], "row 7, image 0: a int is no image"),
+        ("<image>", [3], "row 7, image 0: a int is not an image"),
         ("<image>", ["/no/such.png"], "row 7, image 0: .*No such file"),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_conversation_as_texts_alone() -> None:
     parts = [{"type": "image"}, {"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:"}}]
     told = without_images([{"role": "system", "content": "s"}, {"role": "user", "content": parts}], "row 1")
     assert [message["content"] for message in told] == ["s", "<image>a<image>"]
-    with pytest.raises(ConfigError, match="row 1, message 0 holds a part of type 'video'"):
+    with pytest.raises(ConfigError, match="row 1, message 0 contains a part of type 'video'"):
         without_images([{"role": "user", "content": [{"type": "image"}, {"type": "video"}]}], "row 1")
-    with pytest.raises(ConfigError, match="no list of messages"):
+    with pytest.raises(ConfigError, match="not a list of messages"):
         without_images("abc", "row 1")  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def test_a_prompt_with_other_places_than_images_is_refused(text: str, images: in
 @given(PIECES, st.integers(0, 120), SIDES)
 def test_what_is_left_fits_and_images_are_whole(pieces: list[Piece], limit: int, side: Side) -> None:
     pieces = joined(pieces)
-    left = PLACER.truncated(pieces, limit, side)
+    left = PLACER.truncate(pieces, limit, side)
     assert size(left) <= limit
     if size(pieces) <= limit:
         assert left == pieces
@@ -95,10 +95,10 @@ def test_an_image_that_fits_stays_whole_and_one_that_does_not_goes() -> None:
     mark = len(TOKENIZER.encode(TRUNCATION_MARK))
     one, _, wide = PICTURES
     text = "a" * 40
-    assert PLACER.truncated([one, text], mark + 3 + 4, "right") == [one, f"aaaa{TRUNCATION_MARK}"]
-    assert PLACER.truncated([one, text], mark + 3 + 4, "left") == [f"{TRUNCATION_MARK}aaaaaaa"]
-    assert PLACER.truncated([text, wide, "b"], mark + 20, "left") == [f"{TRUNCATION_MARK}b"]
-    assert PLACER.truncated([wide], 5, "left") == [""]
+    assert PLACER.truncate([one, text], mark + 3 + 4, "right") == [one, f"aaaa{TRUNCATION_MARK}"]
+    assert PLACER.truncate([one, text], mark + 3 + 4, "left") == [f"{TRUNCATION_MARK}aaaaaaa"]
+    assert PLACER.truncate([text, wide, "b"], mark + 20, "left") == [f"{TRUNCATION_MARK}b"]
+    assert PLACER.truncate([wide], 5, "left") == [""]
 
 
 def test_megabytes_are_cut_before_they_are_encoded() -> None:
@@ -111,7 +111,7 @@ def test_megabytes_are_cut_before_they_are_encoded() -> None:
 
     tokenizer = Counting(specials=TOKENIZER.special_tokens[3:])
     placer = ImagePlacer(ToyImageTokens(tokenizer), tokenizer)
-    left = placer.truncated(["a" * 10_000_000, PICTURES[0], "b" * 10_000_000], 60, "middle")
+    left = placer.truncate(["a" * 10_000_000, PICTURES[0], "b" * 10_000_000], 60, "middle")
     assert left == ["a" * 22 + TRUNCATION_MARK + "b" * 21]
     assert max(encoded) <= 61 * 64
 
@@ -121,7 +121,7 @@ class TestSegments:
         text = f"see {PLACEHOLDER}{PLACEHOLDER} both"
         around = Segment(Author.TEMPLATE, tuple(TOKENIZER.encode("\n")), text="\n")
         segments = [around, Segment(Author.TOOL, tuple(TOKENIZER.encode(text)), text=text), around]
-        placed = PLACER.placed(segments, PICTURES[:2])
+        placed = PLACER.replace_placeholders(segments, PICTURES[:2])
         assert placed is not None
         assert [(s.author.value, s.text, s.image) for s in placed[1:-1]] == [
             ("tool", "see ", None),
@@ -130,8 +130,8 @@ class TestSegments:
             ("tool", " both", None),
         ]
         assert [len(s.tokens) for s in placed] == [1, 4, 3, 7, 5, 1]
-        assert PLACER.placed(segments, PICTURES) is None
-        assert PLACER.placed(segments, PICTURES[:1]) is None
+        assert PLACER.replace_placeholders(segments, PICTURES) is None
+        assert PLACER.replace_placeholders(segments, PICTURES[:1]) is None
 
     def test_tokens_of_another_kind_are_refused(self) -> None:
         class Other(ToyImageTokens):
@@ -140,7 +140,7 @@ class TestSegments:
 
         segment = Segment(Author.TOOL, tuple(TOKENIZER.encode(PLACEHOLDER)))
         with pytest.raises(ValueError, match=r"an image of 1 x 2 pixels has the tokens .7., and the placeholder"):
-            ImagePlacer(Other(TOKENIZER), TOKENIZER).placed([segment], PICTURES[:1])
+            ImagePlacer(Other(TOKENIZER), TOKENIZER).replace_placeholders([segment], PICTURES[:1])
 
     @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(0, 50), SIDES)
     def test_a_cut_keeps_or_drops_an_image_whole(self, kinds: list[int], room: int, side: Side) -> None:

@@ -191,7 +191,7 @@ async def test_a_row_brings_files_and_its_verifier_judges_what_is_left(servers: 
 def test_versions_are_noted_over_all_turns():
     use = EngineUse()
     for version in (4, 5, 7):
-        use.note(TokenOutput(token_ids=[1], extra_fields={"min_global_steps": version, "max_global_steps": version}))
+        use.update(TokenOutput(token_ids=[1], extra_fields={"min_global_steps": version, "max_global_steps": version}))
     assert (use.first_version, use.last_version) == (4, 7)
 
 

@@ -297,7 +297,7 @@ async def test_rewards_of_rows_are_in_the_score() -> None:
 
 async def test_a_row_with_a_useless_ground_truth_is_a_fault() -> None:
     result = await manager("gsm8k").run_single(data(trajectory(("model", "#### 5")), "five"))
-    assert "'five' is no number" in result["reward_extra_info"]["reward_fault"]
+    assert "'five' is not a number" in result["reward_extra_info"]["reward_fault"]
 
 
 def test_wrong_options_are_named() -> None:

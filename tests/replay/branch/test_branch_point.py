@@ -63,16 +63,16 @@ def test_a_model_and_tools_that_do_as_before_make_the_same_trajectory_from_any_t
     assume(len(made.calls) - len(made.turn_calls) == options.call_tool_first)
     turn = data.draw(st.integers(1, made.num_turns))
     point = branch_point(PLACE, stored(made), turn)
-    begun = point.begun
-    assert begun.segments == made.segments[: len(begun.segments)]
-    assert (begun.num_turns, len(point.calls)) == (turn - 1, turn - 1 + options.call_tool_first)
+    partial = point.partial
+    assert partial.segments == made.segments[: len(partial.segments)]
+    assert (partial.num_turns, len(point.calls)) == (turn - 1, turn - 1 + options.call_tool_first)
 
     model = Recorded([s for s in made.response if s.author is Author.MODEL][turn - 1 :])
     tools = ToyTools(lambda action, number: answered(made.calls[len(point.calls) + number]))
     episode = Episode(model, tools, ToyTokenizer(template, WORDS), options)
-    again = asyncio.run(episode.run(begun.prompt_ids, begun=begun))
+    again = asyncio.run(episode.run(partial.prompt_ids, partial=partial))
 
-    assert model.fed[0] == [token for segment in begun.segments for token in segment.tokens]
+    assert model.fed[0] == [token for segment in partial.segments for token in segment.tokens]
     assert (again.segments, again.prompt_segments, again.stop) == (made.segments, made.prompt_segments, made.stop)
     assert (again.excluded, again.loss_mask) == (made.excluded, made.loss_mask)
     assert [replace(c, seconds=0.0) for c in again.calls] == [replace(c, seconds=0.0) for c in made.calls]
@@ -82,7 +82,7 @@ def test_a_model_and_tools_that_do_as_before_make_the_same_trajectory_from_any_t
 def test_an_edited_observation_keeps_its_call_in_the_state_and_not_in_the_beginning() -> None:
     point = branch_point(PLACE, stored(trajectory(0, "Buy.", TURNS, None)), 2, Edit("observation", "2!"))
     assert [call.observation for call in point.calls] == ["one", "two"]
-    assert [call.observation for call in point.begun.calls] == ["one"]
+    assert [call.observation for call in point.partial.calls] == ["one"]
     assert point.recorded_turn.text == "<a>2</a>"
     assert point.edited_answer is not None
     assert point.edited_answer.observation == "2!"

@@ -73,7 +73,7 @@ async def test_all_before_the_turn_is_as_it_was_and_the_model_goes_on(servers: L
         ["<shop>tea</shop>", answer("[tea at 3]"), "<shop>salt</shop>", answer("[tea salt at 3]"), "Result=4"]
     )
     assert (made.stop, [call.step for call in made.calls]) == (StopReason.ANSWERED, [0, 1])
-    assert model.fed[made.trajectory_id][0] == [t for s in point.begun.segments for t in s.tokens]
+    assert model.fed[made.trajectory_id][0] == [t for s in point.partial.segments for t in s.tokens]
     log_probs = made.response_log_probs
     assert log_probs is not None
     timings = made.timings

@@ -21,7 +21,7 @@ ENTROPY = RULES["entropy_share"].metric
 
 def lines(limits: dict[str, float | None], *steps: dict[str, float]) -> list[list[str]]:
     watch = MetricWatch(limits)
-    return [watch.look(metrics, step) for step, metrics in enumerate(steps, 1)]
+    return [watch.check(metrics, step) for step, metrics in enumerate(steps, 1)]
 
 
 def test_every_rule_has_its_limit_in_the_config():

@@ -24,7 +24,7 @@ def told(*calls: float | None, **others: float) -> list[tuple[int, str]]:
     names = {"broken": BROKEN, "faults": FAULTS, "with_calls": WITH_CALLS, "without": WITHOUT_CALLS, "cut": LIMITS[0]}
     more = {names[name]: value for name, value in others.items()}
     steps = [{} if value is None else {CALLS: value, **more} for value in calls]
-    said = [(number, watch.look(metrics, number)) for number, metrics in enumerate(steps, 1)]
+    said = [(number, watch.check(metrics, number)) for number, metrics in enumerate(steps, 1)]
     return [(number, line) for number, line in said if line is not None]
 
 
@@ -56,10 +56,10 @@ def test_it_is_not_said_of_others(calls: tuple[float | None, ...]) -> None:
 
 def test_the_share_of_broken_calls_is_that_of_the_calls_since_the_peak() -> None:
     watch = ToolUseCollapse(0.1)
-    watch.look({CALLS: 1.0, BROKEN: 1.0}, 1)  # before the peak
-    watch.look({CALLS: 3.0, BROKEN: 0.5}, 2)
-    watch.look({CALLS: 1.0, BROKEN: 0.1}, 3)
-    lines = [watch.look({CALLS: 0.0}, 4 + i) for i in range(STEPS)]
+    watch.check({CALLS: 1.0, BROKEN: 1.0}, 1)  # before the peak
+    watch.check({CALLS: 3.0, BROKEN: 0.5}, 2)
+    watch.check({CALLS: 1.0, BROKEN: 0.1}, 3)
+    lines = [watch.check({CALLS: 0.0}, 4 + i) for i in range(STEPS)]
     assert "Since then 40% of the calls was broken" in str(lines[-1])
 
 

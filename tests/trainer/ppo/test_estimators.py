@@ -31,7 +31,7 @@ from verl_tool.trainer.ppo import v1_trainer  # noqa: E402
 from verl_tool.trainer.ppo.advantage import compares_within_groups, on_model_tokens, without_invalid  # noqa: E402
 from verl_tool.trainer.ppo.estimators import ONLY_V0, check_algorithm  # noqa: E402
 from verl_tool.trainer.ppo.turns.turn_columns import by_turns, takes_turns, with_turns  # noqa: E402
-from verl_tool.trainer.ppo.valid_rows import of_rows_in_the_loss  # noqa: E402
+from verl_tool.trainer.ppo.valid_rows import penalise_rows_in_loss  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -163,7 +163,7 @@ def by_v1(rows: list[Row], estimator: str, monkeypatch: pytest.MonkeyPatch, **mo
         base = "verl.trainer.ppo.v1.trainer_base.compute_advantage_for_multi_trajectories"
         patch.setattr(base, with_turns(compute_advantage_for_multi_trajectories))
         patch.setattr("verl.trainer.ppo.v1.utils.compute_advantage", REPLACED)
-        patch.setattr("verl.trainer.ppo.v1.trainer_base.apply_kl_penalty", of_rows_in_the_loss(apply_kl_penalty))
+        patch.setattr("verl.trainer.ppo.v1.trainer_base.apply_kl_penalty", penalise_rows_in_loss(apply_kl_penalty))
         batch = store.put({f"g{row.group}_{i}_0": stored(row) for i, row in enumerate(rows)})
         config = {"algorithm": algorithm(estimator, **more), "actor_rollout_ref": {"rollout": {"n": GROUP}}}
         after = Newer(OmegaConf.create(config))._compute_advantage(batch, {})
@@ -403,7 +403,7 @@ def test_a_row_that_fills_up_the_batch_does_not_count(monkeypatch):
         (["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"], "loss_scale_factor"),
         (["actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"], "geo_mean"),
         ([SUBAGENTS, "algorithm.adv_estimator=grpo", "trainer.use_v1=false"], "they need trainer.use_v1=true"),
-        ([SUBAGENTS, "algorithm.adv_estimator=gae", "trainer.use_v1=true"], "looks at the order of tokens"),
+        ([SUBAGENTS, "algorithm.adv_estimator=gae", "trainer.use_v1=true"], "depends on the order of tokens"),
         ([SUBAGENTS, "algorithm.adv_estimator=grpo", "algorithm.gamma=0.9", "trainer.use_v1=true"], "gamma=0.9"),
     ],
 )

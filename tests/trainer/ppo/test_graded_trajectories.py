@@ -30,7 +30,7 @@ from verl_tool.trainer.ppo.graded_trajectories import GradedTrajectory, TooManyF
 from verl_tool.trainer.ppo.ray_trainer import AgentRayPPOTrainer  # noqa: E402
 from verl_tool.trainer.ppo.replay import ValidGroupFilter  # noqa: E402
 from verl_tool.trainer.ppo.rollout_log import Rewards, RolloutLog  # noqa: E402
-from verl_tool.trainer.ppo.valid_rows import of_rows_in_the_loss, of_rows_that_count  # noqa: E402
+from verl_tool.trainer.ppo.valid_rows import penalise_rows_in_loss, summarise_valid_rows  # noqa: E402
 
 AWAY = "grader: MyRewards: KeyError: 'answer'"
 
@@ -47,7 +47,7 @@ def provoked(name: str = "d") -> Trajectory:
 
 def added(trajectories: list[Trajectory], most: float = 1.0, folder=None, sampled=None, **told) -> RolloutLog:
     log = RolloutLog(folder, most, sampled)
-    log.add(trajectories, [1.0] * len(trajectories), 1, validation=False, told=Rewards(**told))
+    log.add(trajectories, [1.0] * len(trajectories), 1, validation=False, grading=Rewards(**told))
     return log
 
 
@@ -204,7 +204,7 @@ def test_kl_in_reward_is_of_rows_in_the_loss():
         "old_log_probs": torch.full((3, 2), -1.0),
         "ref_log_prob": torch.full((3, 2), -1.5),
     }
-    controller, penalise = _Controller(), of_rows_in_the_loss(apply_kl_penalty)
+    controller, penalise = _Controller(), penalise_rows_in_loss(apply_kl_penalty)
     data, metrics = penalise(DataProto.from_dict(tensors=tensors), kl_ctrl=controller, kl_penalty="kl")
     assert controller.seen == (pytest.approx(0.5), 2)
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.5)
@@ -235,7 +235,7 @@ def test_scores_of_invalid_rows_are_in_no_mean(invalid, mean):
         "response_mask": torch.ones(3, 2) * (1 - torch.tensor(invalid).unsqueeze(1)),
     }
     batch = DataProto.from_dict(tensors=tensors, non_tensors={LOOP_FAULT: column(invalid)})
-    metrics = of_rows_that_count(compute_data_metrics)(batch=batch, use_critic=True)
+    metrics = summarise_valid_rows(compute_data_metrics)(batch=batch, use_critic=True)
     assert metrics.get("critic/score/mean") == mean
     assert not [name for name, value in metrics.items() if value != value]
 

@@ -38,7 +38,7 @@ async def excluded(kind: FaultKind) -> bool:
     fault = Fault(kind=kind, message="x", retryable=False)
     builder.record(Action("call"), StepResult("t", valid=False, fault=fault), 0.0)
     builder.fault = fault
-    return builder.finished(StopReason.FAULT, EpisodeOptions(enable_mtrl=True)).excluded is Excluded.FAULT
+    return builder.build(StopReason.FAULT, EpisodeOptions(enable_mtrl=True)).excluded is Excluded.FAULT
 
 
 def provoking_after(excused: bool, steps: int = 150) -> float:

@@ -83,12 +83,12 @@ def test_what_is_known_of_tokens_stands_beside_their_records(tmp_path) -> None:
         },
         {RECORD_LINE: np.array([1, 0, -1], dtype=object)},
     )
-    assert set(trainer._keep_tokens(batch)) == {TOKENS_TIMER}
+    assert set(trainer._store_tokens(batch)) == {TOKENS_TIMER}
     first, second = (tokens_of(tmp_path / "step_2.jsonl", line) for line in (0, 1))
     assert first["log_probs"].tolist() == [4.0, 5.0, 6.0, 7.0]
     assert first["mask"].tolist() == [1, 0, 1, 1]
     assert second["advantages"].tolist() == [0.5, 0.5]
     assert mean_advantages(tmp_path / "step_2.jsonl", 2).tolist() == [-0.5, 0.5]
     trainer.global_steps = 3
-    assert trainer._keep_tokens(batch) == {}
+    assert trainer._store_tokens(batch) == {}
     assert [path.name for path in tmp_path.iterdir()] == ["step_2.tokens.npz"]

@@ -62,7 +62,7 @@ def test_a_step_leaves_one_file_with_rewards(tmp_path):
 
 def test_what_the_reward_manager_told_stands_in_the_record(tmp_path):
     told = Rewards(columns={"acc": np.array([1.0, np.nan]), "reward_fault": ["", "no server"], "shaping/turns": [1, 2]})
-    RolloutLog(tmp_path, 1.0).add([solved("a"), solved("b")], [1.0, 0.0], 1, validation=False, told=told)
+    RolloutLog(tmp_path, 1.0).add([solved("a"), solved("b")], [1.0, 0.0], 1, validation=False, grading=told)
     graded, failed = read_jsonl(tmp_path / "step_1.jsonl")
     assert graded.extra["reward_extra_info"] == {"acc": 1.0, "shaping/turns": 1}
     assert failed.extra["reward_extra_info"] == {"acc": None, "shaping/turns": 2}
@@ -79,7 +79,7 @@ def test_records_contain_the_versions_that_sampled_them(tmp_path):
 def test_records_tell_which_are_samples_of_one_prompt(tmp_path):
     log = RolloutLog(tmp_path, limits=0.5)
     for groups in (["p", "q", "p"], ["r", "s", "r"]):
-        log.add(list(map(solved, groups)), None, 3, validation=False, told=Rewards(groups=groups))
+        log.add(list(map(solved, groups)), None, 3, validation=False, grading=Rewards(groups=groups))
     assert [t.extra["group"] for t in read_jsonl(tmp_path / "step_3.jsonl")] == [0, 1, 0, 3, 4, 3]
 
 

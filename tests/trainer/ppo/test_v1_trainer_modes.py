@@ -260,7 +260,7 @@ def test_what_is_known_of_tokens_stands_beside_their_records(tmp_path, monkeypat
         _lines={"a_1_0": 0, "a_0_0": 1},
         _rollouts=RolloutLog(tmp_path, 1.0, tokens_every=1),
     )
-    assert set(AgentTrainerMixin._keep_tokens(trainer, batch)) == {TOKENS_TIMER}
+    assert set(AgentTrainerMixin._store_tokens(trainer, batch)) == {TOKENS_TIMER}
     told = tokens_of(tmp_path / "step_4.jsonl", 1)
     assert {name: column.tolist() for name, column in told.items()} == {
         "advantages": [3.0, 3.0, 3.0],
@@ -268,7 +268,7 @@ def test_what_is_known_of_tokens_stands_beside_their_records(tmp_path, monkeypat
         "mask": [1, 1, 1],
     }
     assert mean_advantages(tmp_path / "step_4.jsonl", 2).tolist() == [2.0, 3.0]
-    assert AgentTrainerMixin._keep_tokens(trainer, batch) == {}
+    assert AgentTrainerMixin._store_tokens(trainer, batch) == {}
 
 
 def test_what_else_a_trainer_asks_of_the_buffer_is_answered_by_verl_s():

@@ -210,7 +210,7 @@ def test_tokens_are_written_in_the_order_of_the_record(store, tmp_path):
     )
     trainer = make_trainer()
     trainer._lines, trainer._rollouts = {"a_0_1": 0}, RolloutLog(tmp_path, 1.0, tokens_every=1)
-    trainer._keep_tokens(batch)
+    trainer._store_tokens(batch)
     assert tokens_of(tmp_path / "step_1.jsonl", 0)["advantages"].tolist() == [3.0, 2.0, 2.0, 3.0, 3.0]
 
 

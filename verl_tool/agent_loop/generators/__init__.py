@@ -1,1 +1,1 @@
-"""What produces tokens: verl's rollout engine, or a transformers model."""
+"""Generate tokens with verl's rollout engine or a transformers model."""

@@ -1,4 +1,4 @@
-"""At which tokens engines end a turn by themselves, beside the tokenizer's own end token."""
+"""Find the tokens, in addition to the tokenizer's end token, at which engines end a turn by themselves."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from verl_tool.agent_loop.tokenizer import token_ids
 
 
 def generation_end_tokens(model: str, *, trust_remote_code: bool = False) -> tuple[int, ...]:
-    """The ``eos_token_id`` of the generation config in a model's folder, else of its config, as vLLM reads them.
+    """Return the ``eos_token_id`` of a model's generation config, or else of its config, as vLLM does.
 
-    Empty if `model` has neither: then the engine knows the tokenizer's only.
+    Returns an empty tuple if `model` has neither: the engine then uses the tokenizer's end token only.
     """
     try:
         config = GenerationConfig.from_pretrained(model)
     except (OSError, ValueError):
         try:
-            of_model = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+            model_config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
         except (OSError, ValueError):
             return ()
-        config = GenerationConfig.from_model_config(of_model)
+        config = GenerationConfig.from_model_config(model_config)
     return token_ids(config.eos_token_id)

@@ -1,6 +1,6 @@
-"""Images as Qwen2-VL, Qwen2.5-VL and Qwen3-VL read them: their placeholder, their tokens and their features.
+"""Placeholders, tokens and features of images for Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
-An image has one ``<|image_pad|>`` for each feature, as transformers wants it. vLLM wants one for each image.
+An image has one ``<|image_pad|>`` per feature, as transformers expects. vLLM expects one per image.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-"""``model_type`` of the models that read images in this way."""
+"""``model_type`` of the supported models."""
 VIDEO_PAD = "<|video_pad|>"
 
 
 class QwenImageProcessor(Protocol):
-    """What is used of transformers' image processors of these models, such as ``Qwen2VLImageProcessorPil``, which needs
-    no torchvision."""
+    """The part of transformers' image processors that is used here. ``Qwen2VLImageProcessorPil`` implements it without
+    torchvision."""
 
     patch_size: int
     merge_size: int
     size: Mapping[str, int]
-    """``shortest_edge`` and ``longest_edge``: fewest and most pixels of an image."""
+    """Minimum and maximum number of pixels of an image: ``shortest_edge`` and ``longest_edge``."""
 
     def get_number_of_image_patches(self, height: int, width: int, images_kwargs: dict[str, Any]) -> int: ...
 
@@ -35,12 +35,12 @@ class QwenImageProcessor(Protocol):
 
 
 class QwenImages:
-    """`ImageTokens` of these models, and what a model of transformers is given for their images."""
+    """`ImageTokens` of these models, and the inputs of a transformers model for images."""
 
     placeholder = "<|vision_start|><|image_pad|><|vision_end|>"
 
     def __init__(self, processor: QwenImageProcessor, tokenizer: Tokenizer) -> None:
-        """Raises ConfigError if the tokenizer has not these tokens."""
+        """Raises ConfigError if the tokenizer lacks the image tokens."""
         ids = tokenizer.encode(self.placeholder)
         if len(ids) != 3:
             raise ConfigError(
@@ -51,10 +51,10 @@ class QwenImages:
         self.processor = processor
         video = tokenizer.encode(VIDEO_PAD)
         self.banned_ids = (self.pad_id, *(video if len(video) == 1 else ()))
-        """What an engine must never sample, as verl has it: tokens that stand for a part of an image or video."""
+        """Tokens for parts of images and videos, which an engine must never sample. verl bans the same ones."""
 
     def of(self, image: ImagePart) -> list[int]:
-        """The image's tokens. Raises ContentError for one that the model does not take: too long and thin."""
+        """Return the image's tokens. Raises ContentError if the model does not accept its aspect ratio."""
         try:
             patches = self.processor.get_number_of_image_patches(image.height, image.width, {})
         except ValueError as error:
@@ -62,8 +62,8 @@ class QwenImages:
         return [self._begin, *[self.pad_id] * (patches // self.processor.merge_size**2), self._end]
 
     def grid(self, image: ImagePart) -> tuple[int, int, int]:
-        """Frames, rows and columns of the patches that an image is cut into, as the model is told of them
-        (``image_grid_thw``). Needs transformers."""
+        """Return the frames, rows and columns of an image's patches: the model's argument ``image_grid_thw``. Requires
+        transformers."""
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
         patch, size = self.processor.patch_size, self.processor.size
@@ -73,10 +73,10 @@ class QwenImages:
         return 1, height // patch, width // patch
 
     def one_each(self, ids: Sequence[int]) -> list[int]:
-        """`ids` as vLLM wants them, with one ``<|image_pad|>`` for each image: it puts in the others itself."""
+        """Reduce `ids` to one ``<|image_pad|>`` per image. vLLM inserts the others itself."""
         pad = self.pad_id
         return [token for n, token in enumerate(ids) if token != pad or not n or ids[n - 1] != pad]
 
     def features(self, images: Sequence[Image]) -> dict[str, Any]:
-        """Arguments of the model for the images of a batch, row by row."""
+        """Return the model's arguments for the images of a batch, row by row."""
         return dict(self.processor(list(images), return_tensors="pt"))

@@ -1,4 +1,4 @@
-"""Seeds of samplings that do not depend on what else is sampled, or when."""
+"""Derive seeds that do not depend on the order of sampling."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import hashlib
 
 
 def seed_of(*parts: object) -> int:
-    """A seed for what `parts` name: the same in every process and run, another for other parts. 31 bits."""
-    description = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
-    return int.from_bytes(description, "big") >> 1
+    """Derive a 31-bit seed from `parts`, the same in every process and run."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,6 +1,6 @@
-"""A transformers model as the loop's `Generator`, for notebooks and tests: batches whatever is waiting.
+"""Use a transformers model as the loop's `Generator`, for notebooks and tests. Waiting requests run as one batch.
 
-The only file of the loop that imports torch and transformers; import it where a model is at hand.
+This is the only file of the loop that imports torch and transformers.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SET_HERE = frozenset(
     {"input_ids", "inputs", "inputs_embeds", "attention_mask", "max_new_tokens", "max_length", "stopping_criteria"}
     | {"stop_strings", "return_dict_in_generate", "output_scores", "num_return_sequences", "num_beams", "streamer"}
 )
-"""Arguments of ``model.generate`` that are this file's to choose."""
+"""Arguments of ``model.generate`` that this file sets."""
 
 
 class TransformersGenerator:
-    """Generates with `model.generate`, all requests that wait in one left-padded batch, in a thread."""
+    """Generates with `model.generate` in a thread. All waiting requests form one left-padded batch."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class TransformersGenerator:
         default_max_tokens: int = 256,
         images: QwenImages | None = None,
     ) -> None:
-        """`generation_kwargs` are those of ``model.generate`` (``do_sample``, ``temperature``, ``pad_token_id``, …).
+        """`generation_kwargs` are passed to ``model.generate`` (``do_sample``, ``temperature``, ``pad_token_id``, …).
 
-        Its ``eos_token_id`` takes the place of the tokenizer's end tokens; -1 is none, so that only stop strings and
-        lengths end a turn. `images`: how the model reads images; None: it reads text only. Raises ConfigError for an
-        argument that the generator sets itself.
+        Their ``eos_token_id`` replaces the tokenizer's end tokens. With -1, only stop strings and lengths end a turn.
+        `images` says how the model reads images; None means that it reads text only. Raises ConfigError for arguments
+        that the generator sets itself.
         """
         self.model, self._tokenizer = model, tokenizer
         self._kwargs = dict(generation_kwargs or {})
@@ -76,10 +76,10 @@ class TransformersGenerator:
         request_id: str,
         images: Sequence[ImagePart] = (),
     ) -> Generation:
-        """As `ImageGenerator.generate`. Raises ValueError for a sampling parameter that only an engine has, ToolFault
-        for images that it was not told to read."""
+        """Implement `ImageGenerator.generate`. Raises ValueError for a sampling parameter that only engines support,
+        and ToolFault for images if `images` is not set."""
         if images and self._images is None:
-            words = f"{type(self.model).__name__} is given images and was not told how to read them; give `images`"
+            words = f"{type(self.model).__name__} got images but does not know how to read them; set `images`"
             raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
         unknown = sorted(set(sampling_params) - _OURS)
         if unknown:
@@ -98,11 +98,11 @@ class TransformersGenerator:
 
     async def _work(self) -> None:
         while self._waiting:
-            await asyncio.sleep(0)  # let all that are ready to ask join the batch
+            await asyncio.sleep(0)  # let all requests that are ready join the batch
             batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._max_batch_size))]
             try:
                 answers = await asyncio.to_thread(self._run, batch)
-            except Exception as error:  # noqa: BLE001 - whatever it is, those who wait for the answer must get it
+            except Exception as error:  # noqa: BLE001 - whatever it is, the waiting requests must receive it
                 for request in batch:
                     request.fail(error)
             else:
@@ -134,7 +134,7 @@ class TransformersGenerator:
         return [self._generation(i, batch[i], output.sequences[i, width:], ends, log_probs) for i in range(len(batch))]
 
     def _features(self, batch: Sequence[_Request], input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the model is given for the images of a batch."""
+        """Return the model's arguments for the images of a batch."""
         images = [image for request in batch for image in request.images]
         if self._images is None or not images:
             return {}
@@ -160,7 +160,7 @@ class _Request:
     answer: asyncio.Future[Generation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def succeed(self, generation: Generation) -> None:
-        if not self.answer.done():  # the one who asked may have been cancelled
+        if not self.answer.done():  # the request may have been cancelled
             self.answer.set_result(generation)
 
     def fail(self, error: Exception) -> None:
@@ -169,12 +169,12 @@ class _Request:
 
 
 class _RowEnds(StoppingCriteria):
-    """Ends each row at its own stop string, end token or length, and remembers where."""
+    """Stops each row at its stop string, end token or length, and records where."""
 
     def __init__(self, batch: list[_Request], width: int, tokenizer: Tokenizer) -> None:
         self._batch, self._width, self._tokenizer = batch, width, tokenizer
         self.lengths: list[int] = [0] * len(batch)
-        """Tokens of each row, 0 while it goes on."""
+        """Number of tokens of each row; 0 while it is running."""
         self.by_stop = [False] * len(batch)
         # A stop string ends in the last token, and a token holds at least one byte of it.
         self._tails = [max((len(stop.encode()) for stop in r.stop), default=0) + 4 for r in batch]
@@ -185,7 +185,7 @@ class _RowEnds(StoppingCriteria):
         for i, request in enumerate(self._batch):
             if self.lengths[i]:
                 continue
-            if request.answer.cancelled():  # nobody waits for it any more
+            if request.answer.cancelled():
                 self.lengths[i] = n
                 continue
             self.by_stop[i] = self._stops(request, generated[i, -self._tails[i] :].tolist())

@@ -1,4 +1,4 @@
-"""The model's turns: what the generator is asked for, what it wrote, and the limit that cut it."""
+"""Generate the model's turns: build the request, parse the answer, and find the limit that cut it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from verl_tool.protocol import FaultKind
 
 
 class TurnWriter:
-    """Has the generator write turns."""
+    """Generates turns and appends them to a trajectory."""
 
     def __init__(
         self,
@@ -29,15 +29,16 @@ class TurnWriter:
         end_token_ids: frozenset[int],
         image_placer: ImagePlacer | None,
     ) -> None:
-        """`end_token_ids`: those by which the chat template closes a turn. `image_placer` None: the model reads text
-        only."""
+        """`end_token_ids` are those with which the chat template closes a turn. Without `image_placer`, the model reads
+        text only."""
         self._generator, self._tokenizer, self._options = generator, tokenizer, options
         self._end_token_ids = end_token_ids | tokenizer.eos_token_ids
         self._stop_token_ids = sorted(self._end_token_ids - tokenizer.eos_token_ids)
         self._image_placer = image_placer
 
     async def write(self, builder: TrajectoryBuilder, *, summary: bool = False) -> tuple[ParsedTurn, StopReason | None]:
-        """Generate and append one turn, or a `summary` of the context, at whose limit nothing ends."""
+        """Generate and append one turn, or a `summary` of the context. Returns a stop reason if the trajectory ends,
+        which the length limit of a summary does not cause."""
         params = self._sampling_params(builder, summary)
         maximum: int | None = params.get("max_tokens")
         started, token = now(), generating_summary.set(summary)
@@ -53,7 +54,7 @@ class TurnWriter:
             raise ToolFault(
                 FaultKind.TIMEOUT,
                 f"the model wrote no turn within generation_timeout={self._options.generation_timeout} s; "
-                "raise it, or look at the engine",
+                "raise it, or check the engine",
                 retryable=False,
             ) from None
         finally:
@@ -63,7 +64,7 @@ class TurnWriter:
         _check(generation, maximum)
         banned = self._image_placer.tokens.banned_ids if self._image_placer is not None else ()
         if not set(banned).isdisjoint(generation.token_ids):
-            words = "the model wrote a token that stands for a part of an image; have the engine never sample it"
+            words = "the model wrote a token for a part of an image; configure the engine to never sample it"
             raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
         generation = up_to_stop(generation, params, self._tokenizer)
         turn = self.parse(generation.token_ids, builder.formats)
@@ -85,14 +86,14 @@ class TurnWriter:
         if stops:
             params["stop"] = stops
             params["include_stop_str_in_output"] = True
-            # A stop string may be a special token, which engines do not look for if they leave it out of the text.
+            # A stop string may be a special token, which engines do not find if they skip it in the text.
             params["skip_special_tokens"] = False
         if self._stop_token_ids:
             params["stop_token_ids"] = sorted({*(params.get("stop_token_ids") or ()), *self._stop_token_ids})
         return params
 
     def _stops(self, builder: TrajectoryBuilder, summary: bool = False) -> list[str]:
-        """Strings at which a turn ends: the caller's own and those of actions, which a summary has none of."""
+        """Return the strings at which a turn ends: the caller's, and those of actions unless this is a summary."""
         own = builder.sampling_params.get("stop") or ()
         return [
             *([own] if isinstance(own, str) else own),
@@ -100,7 +101,7 @@ class TurnWriter:
         ]
 
     def parse(self, token_ids: Sequence[int], formats: Sequence[Format]) -> ParsedTurn:
-        """The turn that `token_ids` are, read without those that end it."""
+        """Parse the turn `token_ids`, without the tokens that end it."""
         n = len(token_ids)
         while n and token_ids[n - 1] in self._end_token_ids:
             n -= 1
@@ -109,33 +110,33 @@ class TurnWriter:
         return ParsedTurn.parse(text, raw_text, self._options.action_stop_tokens, formats)
 
     def _cut(
-        self, builder: TrajectoryBuilder, generation: Generation, turn: ParsedTurn, most: int | None
+        self, builder: TrajectoryBuilder, generation: Generation, turn: ParsedTurn, maximum: int | None
     ) -> StopReason | None:
-        """The limit that cut the model's turn before its end, if one did."""
-        full = generation.stop_reason == "length" or (most is not None and len(generation.token_ids) >= most)
+        """Return the limit that cut the model's turn before its end, or None."""
+        full = generation.stop_reason == "length" or (maximum is not None and len(generation.token_ids) >= maximum)
         complete = turn.text != turn.raw_text or stopped_action(turn.raw_text, self._stops(builder)) is not None
         if not full or complete or generation.stop_reason == "stop":
             return None
         remaining = builder.remaining_tokens
-        # Below the limit that the loop set, it was the engine's own: what its context window holds.
-        window_full = most is None or len(generation.token_ids) < most
+        # A turn shorter than the loop's limit was cut by the engine's context window.
+        window_full = maximum is None or len(generation.token_ids) < maximum
         if window_full or (remaining is not None and remaining <= 0):
             return StopReason.MAX_RESPONSE_LENGTH
         return StopReason.MAX_ACTION_LENGTH
 
 
 def up_to_stop(generation: Generation, sampling_params: Mapping[str, Any], tokenizer: Tokenizer) -> Generation:
-    """The turn without what stands behind the token that completes the first of the stop strings asked for."""
+    """Drop the tokens after the one that completes the first of the requested stop strings."""
     stop = sampling_params.get("stop") or ()
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     n = length_to_stop(generation.token_ids, stops, tokenizer, int(sampling_params.get("min_tokens") or 0))
     return generation if n is None else generation.cut(n)
 
 
-def _check(generation: Generation, most: int | None) -> None:
-    """Raise ValueError if a generator does not keep its promise: the masks would be wrong from here on."""
+def _check(generation: Generation, maximum: int | None) -> None:
+    """Raise ValueError if a generator violates its contract, which would make all later masks wrong."""
     n = len(generation.token_ids)
     if generation.log_probs is not None and len(generation.log_probs) != n:
         raise ValueError(f"the generator gave {n} tokens and {len(generation.log_probs)} log-probabilities")
-    if most is not None and n > most:
-        raise ValueError(f"the generator gave {n} tokens for max_tokens={most}")
+    if maximum is not None and n > maximum:
+        raise ValueError(f"the generator gave {n} tokens for max_tokens={maximum}")

@@ -1,4 +1,4 @@
-"""verl's rollout engine as the loop's `Generator`. Written for verl 0.9.0 and 0.9.1."""
+"""Use verl's rollout engine as the loop's `Generator`. Written for verl 0.9.0 and 0.9.1."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind
 
 STOP_REASONS = {"aborted": "aborted", "abort": "aborted", "stop": "stop", "length": "length"}
-"""verl's reasons: ours. Its vLLM server says "completed" for an end token, a stop string and a full turn alike; its
-SGLang server passes on SGLang's ``stop``, ``length`` and ``abort``."""
+"""Maps verl's stop reasons to the loop's. verl's vLLM server says "completed" for an end token, a stop string and a
+full turn alike; its SGLang server passes on SGLang's ``stop``, ``length`` and ``abort``."""
 
 
 class EngineClient(Protocol):
-    """What is used of verl's `LLMServerClient`."""
+    """The part of verl's `LLMServerClient` that is used here."""
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], priority: int, **media: Any
@@ -31,23 +31,23 @@ class EngineClient(Protocol):
 
 @dataclass
 class EngineUse:
-    """What one trajectory's turns told about the engine."""
+    """What the engine reported about one trajectory's turns."""
 
     priority: int = 0
-    """Smaller goes first in the engine's queue."""
+    """Priority in the engine's queue. Smaller values run first."""
     seed: int | None = None
-    """Of the trajectory; None: sampled as the engine likes."""
+    """Seed of the trajectory; None leaves sampling to the engine."""
     turns: int = 0
-    """Asked for so far."""
+    """Number of turns requested so far."""
     first_version: int | None = None
     """Number of weight updates before the trajectory's first turn."""
     last_version: int | None = None
     preemptions: int = 0
     routed_experts: Any = None
-    """The last turn's, of all tokens that the engine was fed by then (``[tokens, layers, top_k]``); None: none told."""
+    """Experts of all tokens up to the last turn (``[tokens, layers, top_k]``); None if the engine reports none."""
 
-    def note(self, output: TokenOutput) -> None:
-        """Take over what the engine told with one turn."""
+    def update(self, output: TokenOutput) -> None:
+        """Add what the engine reported with one turn."""
         oldest = output.extra_fields.get("min_global_steps")
         newest = output.extra_fields.get("max_global_steps")
         if self.first_version is None:
@@ -59,7 +59,7 @@ class EngineUse:
 
 
 class VerlGenerator:
-    """Generates by verl's load balancer; turns of one trajectory go to the same engine."""
+    """Generates through verl's load balancer. All turns of a trajectory go to the same engine."""
 
     def __init__(
         self,
@@ -68,17 +68,17 @@ class VerlGenerator:
         send: Callable[[ImagePart], object] = ImagePart.decode,
         max_images: int | None = None,
     ) -> None:
-        """`engine`: its name in verl's config, such as ``vllm``. `send`: what it is given for an image; called in a
-        thread. `max_images`: how many it takes in one trajectory (``limit_images``)."""
+        """`engine` is its name in verl's config, such as ``vllm``. `send` runs in a thread and converts an image for
+        the engine. `max_images` is the engine's limit per trajectory (``limit_images``)."""
         self._client, self._engine, self._send, self._max_images = client, engine, send, max_images
         self._uses: dict[str, EngineUse] = {}
 
     def begin(self, trajectory_id: str, priority: int = 0, seed: int | None = None) -> None:
-        """Start to note what a trajectory's turns tell. `seed`: each turn is sampled with one that follows from it."""
+        """Start to record a trajectory's use of the engine. The seed of each turn is derived from `seed`."""
         self._uses[trajectory_id] = EngineUse(priority, seed)
 
     def end(self, trajectory_id: str) -> EngineUse:
-        """What was noted since `begin`."""
+        """Return what was recorded since `begin`."""
         return self._uses.pop(trajectory_id)
 
     async def generate(
@@ -88,8 +88,8 @@ class VerlGenerator:
         request_id: str,
         images: Sequence[ImagePart] = (),
     ) -> Generation:
-        """As `ImageGenerator.generate`. Raises what Ray raises if the engine is lost, and ToolFault for more images
-        than it takes: it would end the rollout of all others."""
+        """Implement `ImageGenerator.generate`. Raises ToolFault for more images than the engine accepts, since its own
+        error would end the whole rollout. Raises what Ray raises if the engine is lost."""
         use = self._uses[request_id]
         if self._max_images is not None and len(images) > self._max_images:
             words = (
@@ -107,5 +107,5 @@ class VerlGenerator:
         output = await self._client.generate(
             request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, priority=use.priority, **media
         )
-        use.note(output)
+        use.update(output)
         return Generation(output.token_ids, output.log_probs or None, STOP_REASONS.get(output.stop_reason or ""))

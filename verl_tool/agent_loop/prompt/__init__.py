@@ -1,1 +1,1 @@
-"""What the model is told before its first turn."""
+"""Build the prompts and contexts that the model is fed."""

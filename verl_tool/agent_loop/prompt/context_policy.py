@@ -1,4 +1,4 @@
-"""What the model is fed at its next turn, where that is not all that came before (``context``)."""
+"""Shorten the context that the model is fed at its next turn (option ``context``)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from verl_tool.formats.scan import THOUGHTS
 
 
 def next_context(builder: TrajectoryBuilder, options: EpisodeOptions, tokenizer: Tokenizer) -> list[int] | None:
-    """The tokens to feed in place of the context so far; None if that stays.
+    """Return the tokens to feed in place of the current context, or None if it stays unchanged.
 
-    They are tokens of the record, none of them encoded anew. ``drop_thoughts`` leaves out the thoughts of the model's
-    turns, as the templates of reasoning models do; ``window`` leaves out the oldest turns.
+    The tokens are taken from the record and never encoded again. ``drop_thoughts`` leaves out the thoughts of the
+    model's turns, as the templates of reasoning models do. ``window`` leaves out the oldest turns.
     """
     if options.context == "drop_thoughts":
         pieces = _without_thoughts(builder.own_segments, tokenizer)
@@ -30,16 +30,16 @@ def next_context(builder: TrajectoryBuilder, options: EpisodeOptions, tokenizer:
 
 
 def prompt_tokens(builder: TrajectoryBuilder) -> list[int]:
-    """The tokens of the task's own prompt."""
+    """Return the tokens of the task's prompt."""
     return [token for segment in builder.segments[: builder.prompt_segments] for token in segment.tokens]
 
 
 def _window(builder: TrajectoryBuilder, options: EpisodeOptions) -> list[Sequence[int]]:
-    """The prompt and the last turns, if there are more; the context as it is while it is within `context_tokens`."""
+    """Return the prompt and the last `context_turns` turns, or the whole context while it fits `context_tokens`."""
     limit = options.context_tokens
     segments = builder.own_segments
     turns = [place for place, segment in enumerate(segments) if _is_turn(segment)]
-    assert options.context_turns is not None  # the options say so
+    assert options.context_turns is not None  # the options are validated
     if len(turns) <= options.context_turns or (limit is not None and len(builder.context) <= limit):
         return [builder.context]
     prompt = segments[: builder.prompt_segments]
@@ -47,13 +47,13 @@ def _window(builder: TrajectoryBuilder, options: EpisodeOptions) -> list[Sequenc
 
 
 def _is_turn(segment: Segment) -> bool:
-    """Whether it is a turn of its agent."""
+    """Return whether a segment is a turn of its agent."""
     return segment.author is Author.MODEL and not segment.summary
 
 
 def _without_thoughts(segments: Sequence[Segment], tokenizer: Tokenizer) -> list[Sequence[int]]:
-    """The tokens of each segment without thoughts: what a turn holds up to the end of its thought, the empty lines
-    behind it, and the marker that opened it, which some templates write before the turn."""
+    """Return the tokens of each segment without thoughts. A thought includes everything in a turn up to its end, the
+    empty lines after it, and the marker that opens it, which some templates write before the turn."""
     pieces: list[Sequence[int]] = []
     for place, segment in enumerate(segments):
         pieces.append(segment.tokens)

@@ -1,6 +1,6 @@
-"""A prompt: the conversation as the chat template renders it, and what it tells of the tools.
+"""Render prompts: the conversation in the chat template, with a description of the tools.
 
-Training, the eval endpoint and the notebook make their prompts here, so that a row has the same token ids in all three.
+Training, the eval endpoint and the notebook share this code, so that a row has the same token ids in all three.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ log = logging.getLogger(__name__)
 Messages = Sequence[Mapping[str, Any]]
 _SYSTEM_ROLES = ("system", "developer")
 _QUESTION = ({"role": "user", "content": "?"},)
-"""Rendered with tools and without to see what a template makes of them."""
+"""A conversation that is rendered with and without tools to see what a template does with them."""
 
 
 @dataclass(frozen=True)
 class _ToolPresentation:
-    """How a prompt tells of some tools: by the template's own way, by a text, or not at all."""
+    """How a prompt describes some tools: as `schemas` for the template, as the text `usage`, or not at all."""
 
     schemas: tuple[dict[str, Any], ...] | None = None
     usage: str = ""
 
 
 class PromptRenderer:
-    """Makes the prompts of one model and one tool server, as the options `tool_schemas` and `tool_prompt` say."""
+    """Renders prompts for one model and one tool server, following the options `tool_schemas` and `tool_prompt`."""
 
     def __init__(
         self,
@@ -45,19 +45,19 @@ class PromptRenderer:
         tools: Sequence[ToolDescription] = (),
         formats: Sequence[Format] | None = None,
     ) -> None:
-        """`tools`: what the server has, as ``GET /tools`` tells. `formats`: those in which the loop finds calls; None:
-        those that `options.formats` names.
+        """`tools` is the server's answer to ``GET /tools``. `formats` are those in which the loop finds calls; None
+        selects `options.formats`.
 
-        Raises ConfigError if `tool_schemas` names a tool that is not there, or the server has one by the name of the
-        loop's own.
+        Raises ConfigError if `tool_schemas` names an unknown tool, or if a tool of the server has the name of one of
+        the loop's.
         """
         self._tokenizer, self._options = tokenizer, options
         self.tools = tuple(tools)
         self._formats = loop_formats(options.formats, tools) if formats is None else tuple(formats)
         self._preferred = HERMES if formats is None and options.formats is None else self._formats[0]
-        self._tellings: dict[tuple[str, ...], _ToolPresentation] = {}
+        self._presentations: dict[tuple[str, ...], _ToolPresentation] = {}
         self._renderers = ObservationRenderers(options, tokenizer, self._formats)
-        self._of_schemas: dict[tuple[str, ...], ObservationRenderer] = {}
+        self._renderer_by_tools: dict[tuple[str, ...], ObservationRenderer] = {}
         self._own = (DELEGATE,) if options.subagents else ()
         if self._own and any(tool.name == DELEGATE.name for tool in tools):
             raise ConfigError("subagents=True adds the tool 'delegate', and the tool server has one of that name")
@@ -65,16 +65,16 @@ class PromptRenderer:
             self.check_names(options.tool_schemas, "tool_schemas")
 
     def check_names(self, names: Sequence[str], where: str) -> None:
-        """Raises ConfigError if one of `names`, which stand at `where`, is no tool of the server."""
+        """Raise ConfigError if one of `names`, which were set at `where`, is not a tool of the server."""
         known = [tool.name for tool in (*self.tools, *self._own)]
         unknown = [name for name in names if name not in known]
         if unknown:
             raise ConfigError(f"{where}: the tool {unknown[0]!r} is unknown; known: {', '.join(known) or 'none'}")
 
     def described_tools(self, listed: Sequence[str] | None = None) -> tuple[ToolDescription, ...]:
-        """The tools that a prompt tells of, in the server's order, whichever way they are told.
+        """Return the tools that a prompt describes, in the server's order.
 
-        `listed`: the only tools that the row or the request lets its trajectory use; None: it does not say.
+        `listed` are the only tools that the row or the request allows, or None if it does not restrict them.
         """
         requested = self._options.tool_schemas
         if (
@@ -90,9 +90,9 @@ class PromptRenderer:
         return (*(tool for tool in self.tools if tool.name in names), *own)
 
     def text(self, messages: Messages, listed: Sequence[str] | None = None) -> str:
-        """The conversation up to the place where the model's turn begins, tools told.
+        """Render the conversation up to the start of the model's turn, with the tools described.
 
-        Raises ConfigError if the template leaves out what is told, and what the template raises.
+        Raises ConfigError if the template leaves out the description, and whatever the template raises.
         """
         presentation = self._present(self.described_tools(listed))
         if presentation.usage:
@@ -100,17 +100,17 @@ class PromptRenderer:
         return prompt_text(self._tokenizer, messages, presentation.schemas)
 
     def task_ids(self, messages: Messages, listed: Sequence[str] | None, task: str) -> list[int]:
-        """Token ids of a sub-agent's prompt: `task` behind the system messages of `messages`. [prompt_length]"""
+        """Return the token ids of a sub-agent's prompt: the system messages, then `task`. [prompt_length]"""
         system = [message for message in messages if message.get("role") in _SYSTEM_ROLES]
         return self._tokenizer.encode(self.text([*system, {"role": "user", "content": task}], listed))
 
     def ids(self, messages: Messages, listed: Sequence[str] | None, where: str, further_tokens: int = 0) -> list[int]:
-        """Token ids of `text`. [prompt_length] `further_tokens`: those that its images have more than their
-        placeholders.
+        """Return the token ids of `text`. [prompt_length] `further_tokens` is the number of tokens that the images need
+        in addition to their placeholders.
 
-        Raises ConfigError that names the row (`where`), its length and the limit, if it tells of tools and is longer
-        than `max_prompt_length` or `max_start_length`: it would lose its head, and what it tells with it. And if it
-        lists a tool that the server does not have.
+        Raises ConfigError if `listed` has a tool that the server does not have. Raises ConfigError that names the row
+        (`where`), its length and the limit, if the prompt describes tools and exceeds `max_prompt_length` or
+        `max_start_length`: truncation on the left would remove the description.
         """
         if listed and self._options.tool_schemas != "none":
             self.check_names(listed, where)
@@ -124,33 +124,34 @@ class PromptRenderer:
                 raise ConfigError(
                     f"{where}: the prompt has {n} tokens, {len(ids) - bare} of them about the tools "
                     f"{', '.join(tool.name for tool in described_tools)}, and {name}={limit}: they would be cut off. "
-                    f"Raise {name} (in training data.max_prompt_length), tell of fewer tools "
+                    f"Raise {name} (in training data.max_prompt_length), describe fewer tools "
                     "(tool_schemas=[...]), or leave the row out"
                 )
         return ids
 
     def observations(self, listed: Sequence[str] | None = None) -> ObservationRenderer:
-        """How an observation goes on behind the prompt of `text`. Raises ConfigError if the template cannot serve."""
+        """Return the renderer of observations after the prompt of `text`. Raises ConfigError if the template does not
+        fit the options."""
         tools = self.described_tools(listed)
         schemas = self._present(tools).schemas
         names = tuple(tool.name for tool in tools) if schemas else ()
-        if names not in self._of_schemas:
-            self._of_schemas[names] = self._renderers.of(schemas)
-        return self._of_schemas[names]
+        if names not in self._renderer_by_tools:
+            self._renderer_by_tools[names] = self._renderers.of(schemas)
+        return self._renderer_by_tools[names]
 
     def _present(self, tools: tuple[ToolDescription, ...]) -> _ToolPresentation:
         if not tools:
             return _ToolPresentation()
         names = tuple(tool.name for tool in tools)
-        if names not in self._tellings:
-            self._tellings[names] = self._chosen(tools)
-        return self._tellings[names]
+        if names not in self._presentations:
+            self._presentations[names] = self._choose_presentation(tools)
+        return self._presentations[names]
 
-    def _chosen(self, tools: Sequence[ToolDescription]) -> _ToolPresentation:
+    def _choose_presentation(self, tools: Sequence[ToolDescription]) -> _ToolPresentation:
         way = self._options.tool_prompt
         schemas = tuple(schema_of(tool) for tool in tools)
         if way != "system":
-            bare, described_tools = prompt_text(self._tokenizer, _QUESTION), self._rendered(schemas)
+            bare, described_tools = prompt_text(self._tokenizer, _QUESTION), self._render_schemas(schemas)
             takes_tools = described_tools != bare and all(tool.name in described_tools for tool in tools)
             if takes_tools and (way == "none" or self._template_stops_match(bare, described_tools)):
                 return _ToolPresentation(schemas)
@@ -158,8 +159,8 @@ class PromptRenderer:
                 return _ToolPresentation()
         return _ToolPresentation(usage=self._usage(tools).strip())
 
-    def _rendered(self, schemas: Sequence[dict[str, Any]]) -> str:
-        """What the template makes of `schemas`; nothing, if it fails on them."""
+    def _render_schemas(self, schemas: Sequence[dict[str, Any]]) -> str:
+        """Render a question with `schemas`. Returns an empty string if the template fails on them."""
         try:
             return prompt_text(self._tokenizer, _QUESTION, schemas)
         except Exception as error:  # noqa: BLE001 - a template is a program, and raises what it likes
@@ -167,7 +168,7 @@ class PromptRenderer:
             return ""
 
     def _template_stops_match(self, bare: str, described_tools: str) -> bool:
-        """Whether the calls that a template writes or teaches end at our stop strings, or are in one of our formats."""
+        """Return whether the calls that a template teaches end at our stop strings, or are in one of our formats."""
         stops = self._options.action_stop_tokens
         if stops:
             return any(stop in described_tools and stop not in bare for stop in stops)
@@ -179,8 +180,8 @@ class PromptRenderer:
         )
 
     def _usage(self, tools: Sequence[ToolDescription]) -> str:
-        """How to call `tools`, in the format that ends at our stop strings, or in the first that was chosen. Raises
-        ConfigError if sub-agents cannot be called in it."""
+        """Describe how to call `tools`, in the format that ends at our stop strings, or else in the preferred format.
+        Raises ConfigError if sub-agents cannot be called in it."""
         stops = set(self._options.action_stop_tokens)
         fitting = next((each for each in self._formats if stops.intersection(each.stop)), None)
         taught = fitting if stops else self._preferred
@@ -195,8 +196,8 @@ class PromptRenderer:
         return "\n\n".join(tool.usage for tool in tools) if taught is None else taught.usage(tools)
 
     def _with_usage(self, messages: Messages, usage: str) -> str:
-        """The conversation with `usage` behind its system message; where the template refuses such, before the user's
-        first."""
+        """Render the conversation with `usage` after its system message or, if the template rejects system messages,
+        before the first user message."""
         first = dict(messages[0]) if messages else {}
         if first.get("role") in _SYSTEM_ROLES:
             first["content"] = _joined(first.get("content"), usage)
@@ -208,14 +209,14 @@ class PromptRenderer:
                 text = prompt_text(self._tokenizer, _before_the_user(messages, usage))
         if usage not in text:
             raise ConfigError(
-                "the chat template leaves out the system message, and with it how to call the tools; tell it in the "
-                "prompts of the data and set tool_schemas=none, or give another chat template"
+                "the chat template leaves out the system message, which says how to call the tools; describe them in "
+                "the prompts of the data and set tool_schemas=none, or use another chat template"
             )
         return text
 
 
 def schema_of(tool: ToolDescription) -> dict[str, Any]:
-    """A tool as an entry of OpenAI's ``tools``, which chat templates take."""
+    """Return a tool as an entry of OpenAI's ``tools``, which chat templates accept."""
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
@@ -229,7 +230,7 @@ def _before_the_user(messages: Messages, usage: str) -> list[dict[str, Any]]:
 
 
 def _joined(before: Any, after: Any) -> Any:
-    """Two contents with an empty line between. That of a message with images is a list of parts."""
+    """Join two contents with an empty line. The content of a message with images is a list of parts."""
     if not isinstance(before, list) and not isinstance(after, list):
         return f"{before or ''}\n\n{after or ''}".strip()
     parts = [*_parts(before), {"type": "text", "text": "\n\n"}, *_parts(after)]

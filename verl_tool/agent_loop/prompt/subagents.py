@@ -1,4 +1,4 @@
-"""The tool ``delegate``, which the loop runs itself: a sub-agent does a task in a context of its own."""
+"""The tool ``delegate``, which the loop runs itself: a sub-agent does a task in its own context."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ def delegate(task: str) -> str:
 _FUNCTION = CheckedFunction("delegate", delegate)
 _TAG = TagFormat("delegate", [Tag.named("delegate")])
 DELEGATE = _FUNCTION.describe().model_copy(update={"usage": _TAG.usage([_FUNCTION.describe()])})
-"""What a prompt tells of it; its usage is of the tag ``<delegate>…</delegate>``."""
+"""Description of the tool for a prompt. Its usage text teaches the tag ``<delegate>…</delegate>``."""
 DELEGATE_STOP = _TAG.stop[0]
 
 
 def can_call_delegate(fmt: Format) -> bool:
-    """Whether a call in `fmt` can name the tool. A user's format need not have ``write``, and is trusted."""
+    """Return whether a call in `fmt` can name the tool. A user's format without ``write`` is trusted."""
     write = getattr(fmt, "write", None)
     return write is None or any(call.name == DELEGATE.name for call in fmt.find_calls(write(DELEGATE.name, "…")))
 
 
-def delegates(action: Action, options: EpisodeOptions) -> bool:
-    """Whether an action calls the tool."""
+def is_delegation(action: Action, options: EpisodeOptions) -> bool:
+    """Return whether an action calls ``delegate``."""
     return options.subagents and any(call.name == DELEGATE.name for call in action.sent_calls)
 
 
 def read_task(action: Action, builder: TrajectoryBuilder, options: EpisodeOptions) -> str:
-    """The task that an action delegates. Raises ArgumentsError, in words for the model, if there is none to run."""
+    """Return the task that an action delegates. Raises ArgumentsError, with a message for the model, if it cannot be
+    run."""
     calls = action.sent_calls
     if len(calls) > 1:
         raise ArgumentsError(f"delegate must be the only call of a turn, and there are {len(calls)}. None was run.")
@@ -56,8 +57,8 @@ def read_task(action: Action, builder: TrajectoryBuilder, options: EpisodeOption
     return task
 
 
-def check_room(prompt_ids: Sequence[int], limit: int | None, max_model_len: int | None) -> None:
-    """Raise ArgumentsError if a sub-agent's prompt is longer than `limit`, or leaves no room for an answer."""
+def check_prompt_fits(prompt_ids: Sequence[int], limit: int | None, max_model_len: int | None) -> None:
+    """Raise ArgumentsError if a sub-agent's prompt is longer than `limit`, or leaves no tokens for an answer."""
     limits = [n for n in (limit, None if max_model_len is None else max_model_len - 1) if n is not None]
     if len(prompt_ids) > min(limits, default=len(prompt_ids)):
         raise ArgumentsError(
@@ -65,15 +66,16 @@ def check_room(prompt_ids: Sequence[int], limit: int | None, max_model_len: int 
         )
 
 
-def finishes(action: Action) -> bool:
-    """Whether an action of a sub-agent is its end: it must not reach the tools, which would end the trajectory."""
+def is_finish(action: Action) -> bool:
+    """Return whether a sub-agent's action ends the sub-agent. It must not reach the tools, which would end the whole
+    trajectory."""
     return [call.name in ENDINGS for call in action.sent_calls] == [True]
 
 
 def answer_of(turn: ParsedTurn | None, stop: StopReason) -> str:
-    """What the main agent is shown of a sub-agent that ended by `stop`, with `turn` as its last."""
+    """Return the answer that the main agent gets from a sub-agent that stopped for `stop` after `turn`."""
     text = "" if turn is None else turn.text
-    if turn is not None and finishes(turn.action):
+    if turn is not None and is_finish(turn.action):
         [call] = turn.action.sent_calls
         text = turn.action.text[: call.start].strip() or call.input
     for mark in THOUGHTS.values():

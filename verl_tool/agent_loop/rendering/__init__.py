@@ -1,1 +1,1 @@
-"""What a chat template makes of a conversation, and of an observation in it."""
+"""Render conversations and observations with a chat template."""

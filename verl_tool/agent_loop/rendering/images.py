@@ -1,9 +1,8 @@
-"""Images in a prompt and in observations: a placeholder in the text that the chat template renders, then the tokens of
-each image.
+"""Put images into prompts and observations: first a placeholder in the rendered text, then the tokens of the image.
 
-A renderer knows text only. It is given the model's own placeholder where an image stands: control tokens, which are
-encoded alike whatever stands around them, and which no tool's output can hold, since they are broken up in one. In what
-it appends, each placeholder becomes a segment of its own, with as many tokens as the image has features.
+Renderers handle text only, so an image is rendered as the model's placeholder. It consists of control tokens, which are
+encoded alike in every context, and which no tool's output can contain, since they are broken up there. In the rendered
+tokens, each placeholder becomes a segment with as many tokens as the image has features.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from verl_tool.agent_loop.observation import MAX_CHARS_PER_TOKEN, TRUNCATION_MAR
 from verl_tool.agent_loop.options import Side
 from verl_tool.agent_loop.tokenizer import BROKEN_CHARACTER, Tokenizer
 from verl_tool.agent_loop.trajectory import Author, Segment
-from verl_tool.agent_loop.trajectory_builder import fitting
+from verl_tool.agent_loop.trajectory_builder import longest_prefix
 from verl_tool.content.parts import ImagePart, at_tags
 from verl_tool.errors import ContentError
 
@@ -24,74 +23,74 @@ Piece: TypeAlias = "str | ImagePart"
 
 
 class ImageTokens(Protocol):
-    """How one model reads images."""
+    """The tokens with which one model reads images."""
 
     placeholder: str
-    """What its chat template writes for an image, such as ``<|vision_start|><|image_pad|><|vision_end|>``: control
-    tokens only."""
+    """The chat template's text for an image, such as ``<|vision_start|><|image_pad|><|vision_end|>``: control tokens
+    only."""
     pad_id: int
-    """The token of it that stands for a feature."""
+    """The placeholder's token that represents a feature."""
     banned_ids: tuple[int, ...]
-    """What the model must never write: `pad_id`, and tokens that stand for a part of other media."""
+    """Tokens that the model must never write: `pad_id`, and tokens for parts of other media."""
 
     def of(self, image: ImagePart) -> Sequence[int]:
-        """The ids that take the placeholder's place, of the same tokens: one for each feature of the image. Known from
-        its size, without its pixels.
+        """Return the ids that replace the placeholder: the same tokens, with one `pad_id` per feature. They depend on
+        the image's size only.
 
-        Raises ContentError for one that the model does not take: a fault of that trajectory.
+        Raises ContentError if the model does not accept the image, which ends the trajectory in a fault.
         """
         ...
 
 
 def pieces_of(outputs: Sequence[str], images: Sequence[ImagePart]) -> list[list[Piece]]:
-    """Each output as texts and images: the n-th ``<image>`` of all of them stands for the n-th image."""
+    """Split each output into texts and images. The n-th ``<image>`` over all outputs is the n-th image."""
     left = {"image": iter(images)}
     return [list(at_tags(output, left)) or [""] for output in outputs]
 
 
 @dataclass(frozen=True)
 class ImagePlacer:
-    """Puts images into the text of observations, and cuts outputs that hold some."""
+    """Puts images into prompts and observations, and truncates outputs with images."""
 
     tokens: ImageTokens
     tokenizer: Tokenizer
 
     def text_of(self, pieces: Sequence[Piece]) -> str:
-        """What a renderer is given."""
+        """Return the text for a renderer, with placeholders."""
         return "".join(piece if isinstance(piece, str) else self.tokens.placeholder for piece in pieces)
 
     def prompt(self, prompt_ids: Sequence[int], images: Sequence[ImagePart] = ()) -> list[Segment]:
-        """The segments of a prompt that has a placeholder for each of `images`, in their order.
+        """Return the segments of a prompt that has one placeholder per image, in order.
 
-        Raises ContentError as `check_prompt`.
+        Raises ContentError as `check_prompt` does.
         """
         self.check_prompt(prompt_ids, images)
         whole = Segment(Author.PROMPT, tuple(prompt_ids), text=self.tokenizer.decode(prompt_ids))
-        return self.placed([whole], images, Author.PROMPT) or []
+        return self.replace_placeholders([whole], images, Author.PROMPT) or []
 
     def check_prompt(self, prompt_ids: Sequence[int], images: Sequence[ImagePart]) -> None:
-        """Raises ContentError if a prompt has more or fewer placeholders than `images`, or a token for a part of an
-        image elsewhere."""
-        places = len(_split(prompt_ids, self._encode(self.tokens.placeholder))) - 1
+        """Raise ContentError if the number of placeholders differs from that of `images`, or if there are image tokens
+        outside of placeholders."""
+        placeholders = len(_split(prompt_ids, self._encode(self.tokens.placeholder))) - 1
         written = prompt_ids.count(self.tokens.pad_id)
-        if not places == written == len(images):
+        if not placeholders == written == len(images):
             raise ContentError(
                 f"the prompt has {written} places for images ({self.tokens.placeholder!r}) and {len(images)} images; "
                 "give one for each, and do not write such tokens as text"
             )
 
     def further_tokens(self, images: Sequence[ImagePart]) -> int:
-        """How many tokens the images have more than their placeholders. Raises ContentError as `ImageTokens.of`."""
+        """Return how many more tokens the images have than their placeholders. Raises as `ImageTokens.of` does."""
         return sum(map(self._size, images)) - len(images) * len(self._encode(self.tokens.placeholder))
 
-    def placed(
+    def replace_placeholders(
         self, segments: Sequence[Segment], images: Sequence[ImagePart], author: Author = Author.TOOL
     ) -> list[Segment] | None:
-        """The segments with those of `images` in place of the placeholders in those of `author`; None if there are not
-        as many of these.
+        """Replace the placeholders in the segments of `author` by segments of `images`. Returns None if their numbers
+        differ.
 
-        Raises ContentError for an image that the model does not take, and ValueError if the model's tokens for an image
-        are not those of its placeholder.
+        Raises ContentError if the model does not accept an image, and ValueError if the model's tokens for an image are
+        not those of its placeholder.
         """
         placeholder = self.tokenizer.encode(self.tokens.placeholder)
         placed: list[Segment] = []
@@ -112,9 +111,9 @@ class ImagePlacer:
                     placed.append(Segment(author, tokens, text=text))
         return placed if next(left, None) is None else None
 
-    def truncated(self, pieces: Sequence[Piece], limit: int, side: Side) -> list[Piece]:
-        """At most `limit` tokens of an output, with `TRUNCATION_MARK` where `side` was dropped; an image is kept or
-        dropped whole."""
+    def truncate(self, pieces: Sequence[Piece], limit: int, side: Side) -> list[Piece]:
+        """Truncate an output to `limit` tokens, with `TRUNCATION_MARK` in place of the dropped `side`. An image is kept
+        or dropped as a whole."""
         if len(pieces) == 1 and isinstance(pieces[0], str):
             return [truncate(pieces[0], limit, side, self.tokenizer)]
         units = [unit for piece in pieces for unit in self._units(piece, limit)]
@@ -122,12 +121,12 @@ class ImagePlacer:
             return list(pieces)
         keep = limit
         while keep >= 0:
-            stored = self._trimmed(units, keep, side)
+            trimmed = self._trim(units, keep, side)
             excess = (
-                sum(len(self._encode(each)) if isinstance(each, str) else self._size(each) for each in stored) - limit
+                sum(len(self._encode(each)) if isinstance(each, str) else self._size(each) for each in trimmed) - limit
             )
             if excess <= 0:
-                return stored
+                return trimmed
             keep -= excess
         return [""]
 
@@ -141,7 +140,8 @@ class ImagePlacer:
         return Segment(author, tokens, text=self.tokens.placeholder, image=image.sha256)
 
     def _units(self, piece: Piece, limit: int) -> Sequence[int | ImagePart]:
-        """What is kept or dropped whole: an image, or each token. Of a text beyond the limit in any case, its ends."""
+        """Split a piece into units that are kept or dropped as a whole: an image, or single tokens. Only the two
+        ends of a very long text are encoded."""
         if isinstance(piece, ImagePart):
             return [piece]
         chars = (limit + 1) * MAX_CHARS_PER_TOKEN
@@ -155,14 +155,14 @@ class ImagePlacer:
     def _size(self, unit: int | ImagePart) -> int:
         return 1 if isinstance(unit, int) else len(self.tokens.of(unit))
 
-    def _trimmed(self, units: Sequence[int | ImagePart], keep: int, side: Side) -> list[Piece]:
-        """The mark with whole units of at most `keep` tokens beside it."""
+    def _trim(self, units: Sequence[int | ImagePart], keep: int, side: Side) -> list[Piece]:
+        """Join the mark and whole units of at most `keep` tokens."""
         n_head = {"left": 0, "right": keep, "middle": keep - keep // 2}[side]
-        head = fitting(units, self._size, n_head)
-        tail = fitting(units[len(head) :][::-1], self._size, keep - n_head)[::-1]
+        head = longest_prefix(units, self._size, n_head)
+        tail = longest_prefix(units[len(head) :][::-1], self._size, keep - n_head)[::-1]
         mark = TRUNCATION_MARK
-        before, after = self._joined(head), self._joined(tail)
-        # It joins the texts that it stands between.
+        before, after = self._join(head), self._join(tail)
+        # Merge the mark with the texts next to it.
         if before and isinstance(text := before[-1], str):
             mark = text.rstrip(BROKEN_CHARACTER) + mark
             before.pop()
@@ -171,7 +171,7 @@ class ImagePlacer:
             after.pop(0)
         return [*before, mark, *after]
 
-    def _joined(self, units: Sequence[int | ImagePart]) -> list[Piece]:
+    def _join(self, units: Sequence[int | ImagePart]) -> list[Piece]:
         pieces: list[Piece] = []
         run: list[int] = []
         for unit in [*units, None]:
@@ -187,25 +187,25 @@ class ImagePlacer:
 
 
 def images_in(pieces: Sequence[Sequence[Piece]]) -> list[ImagePart]:
-    """The images of an observation's outputs."""
+    """Return the images of an observation's outputs."""
     return [piece for output in pieces for piece in output if isinstance(piece, ImagePart)]
 
 
 def _split(tokens: Sequence[int], placeholder: Sequence[int]) -> list[tuple[int, ...]]:
-    """What stands before, between and behind the places where `placeholder` stands."""
+    """Split `tokens` at each occurrence of `placeholder`."""
     n, start, found = len(placeholder), 0, []
     position = _next(tokens, placeholder[0], 0)
     while position is not None:
-        behind = position + 1
+        end = position + 1
         if list(tokens[position : position + n]) == list(placeholder):
             found.append(tuple(tokens[start:position]))
-            start = behind = position + n
-        position = _next(tokens, placeholder[0], behind)
+            start = end = position + n
+        position = _next(tokens, placeholder[0], end)
     return [*found, tuple(tokens[start:])]
 
 
 def _next(tokens: Sequence[int], token: int, start: int) -> int | None:
-    """Where `token` stands next, from `start` on."""
+    """Return the next position of `token` from `start` on."""
     try:
         return tokens.index(token, start)
     except ValueError:

@@ -1,4 +1,4 @@
-"""From the text of an observation to the segments that the model is fed: free of control tokens, and cut."""
+"""Convert observations to the segments that the model is fed: without control tokens, and truncated."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from verl_tool.protocol import FaultKind
 
 
 class ObservationPlacer:
-    """Makes segments of observations."""
+    """Converts observations to segments."""
 
     def __init__(
         self, tokenizer: Tokenizer, control_tokens: ControlTokens, side: Side, image_placer: ImagePlacer | None
     ) -> None:
-        """`side`: where an observation that is too long is cut. `image_placer` None: the model reads text only."""
+        """`side` is dropped of an observation that is too long. Without `image_placer`, the model reads text only."""
         self._tokenizer, self._control_tokens = tokenizer, control_tokens
         self._side, self._image_placer = side, image_placer
 
@@ -32,10 +32,10 @@ class ObservationPlacer:
         limit: int | None,
         render: Callable[[list[str]], list[Segment]],
     ) -> tuple[list[Segment], bool]:
-        """The segments that `render` makes of an observation's parts, free of control tokens, and whether `limit`, of
-        which each part has its share, cut one. `images`: those that tags in the parts stand for.
+        """Escape and truncate the parts of an observation and `render` them. Returns the segments, and whether a part
+        was truncated. The parts share `limit` equally. `images` are those of the ``<image>`` tags in the parts.
 
-        Raises ToolFault if the segments do not hold as many images.
+        Raises ToolFault if the segments contain another number of images.
         """
         if self._image_placer is not None and images:
             return self._place_with_images(self._image_placer, pieces_of(parts, images), limit, render)
@@ -54,12 +54,13 @@ class ObservationPlacer:
         limit: int | None,
         render: Callable[[list[str]], list[Segment]],
     ) -> tuple[list[Segment], bool]:
-        """As `place`; only texts are made safe, and images are kept or dropped whole."""
+        """Do the same as `place` with images, which are not escaped, and are kept or dropped as a whole."""
         side, share = self._side, None if limit is None else limit // len(parts)
         for safe in zip(*map(self._escaped_forms, parts), strict=True):
             try:
-                visible = [list(each) if share is None else placer.truncated(each, share, side) for each in safe]
-                segments = placer.placed(render([placer.text_of(each) for each in visible]), images_in(visible))
+                visible = [list(each) if share is None else placer.truncate(each, share, side) for each in safe]
+                rendered = render([placer.text_of(each) for each in visible])
+                segments = placer.replace_placeholders(rendered, images_in(visible))
             except ContentError as error:
                 raise ToolFault(FaultKind.TOOL_CRASHED, str(error), retryable=False) from error
             if segments is not None and not self._control_tokens.forged(s for s in segments if s.image is None):
@@ -71,9 +72,9 @@ class ObservationPlacer:
         raise ToolFault(FaultKind.MISCONFIGURED, message, retryable=False)
 
     def _escaped_forms(self, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, ...]]:
-        """As those of `ControlTokens`, of the texts among the pieces."""
+        """Yield the pieces with their texts escaped by `ControlTokens.escaped_forms`."""
         forms = [
             self._control_tokens.escaped_forms(piece) if isinstance(piece, str) else itertools.repeat(piece)
-            for piece in ("", *pieces)  # one is a text at least, whose forms come to an end
+            for piece in ("", *pieces)  # the empty text makes sure that the iteration ends
         ]
         return (form[1:] for form in zip(*forms, strict=False))

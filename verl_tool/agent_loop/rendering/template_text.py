@@ -1,4 +1,4 @@
-"""Parts of what a chat template writes."""
+"""Inspect the text that a chat template writes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from verl_tool.agent_loop.tokenizer import Tokenizer
 
 MODEL_MARK = "MODELWROTETHIS7f3a"
 TOOL_MARK = "TOOLWROTETHIS7f3a"
-# Words that no template changes, and that no observation holds by chance.
+# Words that no template changes, and that no observation contains by chance.
 _MAX_OVERLAP = 64
-"""Tokens of the template that a model may have written itself before it was stopped."""
+"""Maximum number of the template's tokens that a model may have written itself before it was stopped."""
 
 
 def generation_prompt(tokenizer: Tokenizer) -> str:
-    """The text by which the template opens the model's turn."""
+    """Return the text with which the template opens the model's turn."""
     message = [{"role": "user", "content": TOOL_MARK}]
     closed = tokenizer.apply_chat_template(message, add_generation_prompt=False)
     opened = tokenizer.apply_chat_template(message, add_generation_prompt=True)
@@ -22,14 +22,14 @@ def generation_prompt(tokenizer: Tokenizer) -> str:
 
 
 def closing_token(tokenizer: Tokenizer, close: str) -> frozenset[int]:
-    """The control token by which the template closes the model's turn (`close`): it ends generation, as the docs
-    promise for a base model too, whose engine knows its end-of-text token only.
+    """Return the control token with which the template closes the model's turn (`close`), as a set. It must end
+    generation, also for a base model, whose engine stops only at the end-of-text token.
 
-    None if the template opens an earlier turn otherwise than it asks for a new one: such a model writes several
-    messages a turn, and closes each by that token (as gpt-oss does).
+    The set is empty if the template opens earlier turns differently from a new one. Such a model (gpt-oss) writes
+    several messages per turn and closes each with that token.
     """
-    made_up = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MODEL_MARK}]
-    head, _, _ = tokenizer.apply_chat_template(made_up, add_generation_prompt=False).partition(MODEL_MARK)
+    dummy = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MODEL_MARK}]
+    head, _, _ = tokenizer.apply_chat_template(dummy, add_generation_prompt=False).partition(MODEL_MARK)
     if not head.rstrip().endswith(generation_prompt(tokenizer).rstrip()):
         return frozenset()
     control = control_token_ids(tokenizer)
@@ -37,7 +37,7 @@ def closing_token(tokenizer: Tokenizer, close: str) -> frozenset[int]:
 
 
 def control_token_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Of the special tokens that are one token each."""
+    """Return the ids of the special tokens that are encoded as one token."""
     return frozenset(ids[0] for ids in map(tokenizer.encode, tokenizer.special_tokens) if len(ids) == 1)
 
 
@@ -58,12 +58,12 @@ def count_written(
 
 
 def without_suffix(ids: tuple[int, ...], suffix: tuple[int, ...]) -> tuple[int, ...]:
-    """`ids` less `suffix`, if they end by it."""
+    """Remove `suffix` from `ids` if they end with it."""
     return ids[: len(ids) - len(suffix)] if suffix and ids[-len(suffix) :] == suffix else ids
 
 
 def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
-    """How many items the two have in common at their start."""
+    """Return the length of the common prefix of two sequences."""
     n = 0
     for x, y in zip(a, b, strict=False):
         if x != y:

@@ -1,4 +1,4 @@
-"""A tokenizer whose chat template is told of tools in every conversation."""
+"""A tokenizer that passes tools to its chat template in every conversation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from verl_tool.agent_loop.tokenizer import Tokenizer
 
 SCHEMA_MARK = "SCHEMATELLSTHIS7f3a"
-"""A word that no template writes by itself."""
+"""Word that no template contains."""
 PROBE: Mapping[str, Any] = {
     "type": "function",
     "function": {
@@ -21,11 +21,11 @@ PROBE: Mapping[str, Any] = {
         },
     },
 }
-"""A tool to see where a template writes the schemas."""
+"""Tool that shows where a template writes the schemas."""
 
 
 class TokenizerWithTools:
-    """As `tokenizer`, with `schemas` (OpenAI's ``tools``) in each conversation that names none itself."""
+    """Wraps `tokenizer` and adds `schemas` (OpenAI's ``tools``) to each conversation that has no tools."""
 
     def __init__(self, tokenizer: Tokenizer, schemas: Sequence[Mapping[str, Any]]) -> None:
         self._tokenizer, self._schemas = tokenizer, list(schemas)

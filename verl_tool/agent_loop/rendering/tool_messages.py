@@ -1,8 +1,8 @@
-"""Observations as messages of the role ``tool``, which the model's own chat template renders.
+"""Render observations as messages of the role ``tool``, with the model's chat template.
 
-The template is given a made-up conversation: a user's message, the calls of the action with their names and ids, and a
-message for each output. What stands behind the calls is appended to what the model wrote, so that the names and ids are
-those of the model's own calls, and every token between two of its turns is the template's.
+The template renders a dummy conversation: a user's message, the calls of the action with their names and ids, and a
+message for each output. The text after the calls is appended to the model's tokens. So the names and ids are those of
+the model's calls, and every other token between two of its turns comes from the template.
 """
 
 from __future__ import annotations
@@ -33,50 +33,50 @@ ROLE = "tool"
 _USER = {"role": "user", "content": "?"}
 _SAMPLE_REPLY = {"role": "assistant", "content": MODEL_MARK}
 _UNNAMED = "tool"
-"""The name of a call that has none, because it could not be read."""
+"""Name of a call that could not be parsed."""
 _NOT_PLAIN = re.compile(r"[^\w.:/-]")
-"""What a name or an id may not hold when it is shown to a template: it is a model's text."""
+"""Characters that are removed from names and ids before rendering, since the model wrote them."""
 _MAX_NAME = 200
 _MAX_SHAPES = 1000
-"""How many are remembered."""
+"""Maximum number of cached shapes."""
 
 
 @dataclass(frozen=True)
 class _Calls:
-    """The calls of an action, as the template is told of them."""
+    """The calls of an action, as passed to the template."""
 
     names: tuple[str, ...]
     ids: tuple[str, ...]
 
     @classmethod
-    def made_up(cls, n: int) -> _Calls:
-        return cls((_UNNAMED,) * n, tuple(map(made_up_id, range(n))))
+    def dummy(cls, n: int) -> _Calls:
+        return cls((_UNNAMED,) * n, tuple(map(dummy_id, range(n))))
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a template writes around the answers to some calls."""
+    """The text that a template writes around the answers to some calls."""
 
     messages: tuple[Mapping[str, Any], ...]
-    """The made-up conversation up to the answers."""
+    """The dummy conversation up to the answers."""
     head: int
-    """Characters of it up to the end of the calls."""
+    """Number of rendered characters up to the end of the calls."""
     fixed: tuple[str, ...]
-    """The text before the first answer, those between two, and that behind the last."""
+    """The texts before the first answer, between two answers, and after the last answer."""
 
 
 class TemplateCalls:
-    """The calls that a chat template writes, and whether the model's formats are of that kind."""
+    """Finds out whether a chat template writes calls in one of the model's formats."""
 
     def __init__(self, tokenizer: Tokenizer, formats: Sequence[Format]) -> None:
         self._tokenizer, self._formats = tokenizer, tuple(formats)
         self._opening = generation_prompt(tokenizer)
         self._arguments: object = {}
         self.found = self._finds_calls_of_the_template()
-        """One of the formats finds them."""
+        """Whether one of the formats finds the template's calls."""
 
     def _assistant(self, calls: _Calls) -> dict[str, Any]:
-        """The made-up message with `calls`."""
+        """Return an assistant's message with `calls`."""
         listed = [
             {"id": call_id, "type": "function", "function": {"name": name, "arguments": self._arguments}}
             for name, call_id in zip(calls.names, calls.ids, strict=True)
@@ -84,7 +84,7 @@ class TemplateCalls:
         return {"role": "assistant", "content": "", "tool_calls": listed}
 
     def _last_call(self, closed: str) -> str | None:
-        """The text of the last call in a rendered assistant's turn; None if no format finds one."""
+        """Return the text of the last call in a rendered assistant's turn, or None if no format finds one."""
         start = common_prefix(closed, self._render([_USER], False))
         if self._opening and self._opening in closed[start:]:
             start = closed.index(self._opening, start) + len(self._opening)
@@ -92,10 +92,10 @@ class TemplateCalls:
         return closed[start + found[-1].start : start + found[-1].end] if found else None
 
     def _finds_calls_of_the_template(self) -> bool:
-        """Whether one of the formats finds the calls that the template writes: then it is told of them."""
+        """Return whether one of the formats finds the calls that the template writes."""
         for self._arguments in ({}, "{}"):  # some templates take an object, some its JSON
             try:
-                closed = self._render([_USER, self._assistant(_Calls.made_up(1))], False)
+                closed = self._render([_USER, self._assistant(_Calls.dummy(1))], False)
             except Exception:  # noqa: BLE001 - a template is a program, and raises what it likes
                 continue
             return self._last_call(closed) is not None
@@ -106,7 +106,7 @@ class TemplateCalls:
 
 
 class ToolMessageRenderer(TemplateCalls):
-    """Each output of an observation is a message of the role ``tool``."""
+    """Renders each output of an observation as a message of the role ``tool``."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class ToolMessageRenderer(TemplateCalls):
         formats: Sequence[Format],
         turn_end_token: str | None = None,
     ) -> None:
-        """`formats`: those in which the model calls. Raises ConfigError if the template takes no such message."""
+        """`formats` are those in which the model calls. Raises ConfigError if the template has no tool messages."""
         super().__init__(tokenizer, formats)
         self.tokenizer, self.turn_end_token = tokenizer, turn_end_token
         self.end_token_ids = end_token_ids
@@ -133,17 +133,17 @@ class ToolMessageRenderer(TemplateCalls):
             )
 
     def parts(self, observation: str) -> list[str]:
-        """The outputs that an observation holds; one that is not rendered as such is one output."""
+        """Split an observation into its outputs. An observation without rendered outputs is one output."""
         return outputs(observation) or [observation]
 
     def first(self, prompt: Sequence[int], observation: str) -> list[Segment]:
-        """The prompt with an observation that comes before the model's first turn. Raises ConfigError if the template
-        takes no tool's message without a call before it."""
+        """Return the prompt with an observation that comes before the model's first turn. Raises ConfigError if the
+        template does not accept a tool message without a call."""
         stored = without_suffix(tuple(prompt), tuple(self._tokenizer.encode(self._opening)))
         output = "\n".join(self.parts(observation))
         try:
-            before, mark, after = self._behind_the_user(TOOL_MARK).partition(TOOL_MARK)
-            text = self._behind_the_user(output)
+            before, mark, after = self._render_after_user(TOOL_MARK).partition(TOOL_MARK)
+            text = self._render_after_user(output)
         except Exception as error:  # a template is a program, and raises what it likes
             raise ConfigError(
                 f"call_tool_first: the chat template takes no turn of role {ROLE!r} without a call: {error}; set "
@@ -158,29 +158,29 @@ class ToolMessageRenderer(TemplateCalls):
         return [own, *self._segments((), "", (before, after), text, [output])]
 
     def next(self, context: Sequence[int], parts: Sequence[str], calls: Sequence[Call]) -> list[Segment]:
-        """The segments to append behind the model's turn, in which it wrote `calls`."""
+        """Return the segments to append after the model's turn, which contains `calls`."""
         found = calls if self.found else ()
-        description, visible = _named(found, len(parts)), list(parts)
-        shape = self._shape(description)
-        if shape is None:  # such as an id that the template does not take
-            description = _Calls.made_up(len(parts))
-            shape = self._shape(description)
-        if shape is None:  # such as several calls, which Llama's refuses
-            description, visible = _Calls.made_up(1), ["\n".join(parts)]
-            shape = self._shape(description)
-        assert shape is not None  # it is the one that was tried when the renderer was made
+        named, visible = _name_calls(found, len(parts)), list(parts)
+        shape = self._shape(named)
+        if shape is None:  # the template does not accept an id, for example
+            named = _Calls.dummy(len(parts))
+            shape = self._shape(named)
+        if shape is None:  # Llama's template does not accept several calls, for example
+            named, visible = _Calls.dummy(1), ["\n".join(parts)]
+            shape = self._shape(named)
+        assert shape is not None  # __init__ has rendered this shape
         missing = found[-1].missing if found else ""
-        text = self._render([*shape.messages, *_answers(description, visible)], True)[shape.head :]
+        text = self._render([*shape.messages, *_answers(named, visible)], True)[shape.head :]
         return self._segments(context, missing, shape.fixed, text, visible)
 
     # What the template writes
 
-    def _behind_the_user(self, output: str) -> str:
+    def _render_after_user(self, output: str) -> str:
         whole = self._render([_USER, {"role": ROLE, "content": output}], True)
         return whole[common_prefix(whole, self._render([_USER], False)) :]
 
     def _shape(self, calls: _Calls) -> _Shape | None:
-        """None if the template does not take these calls."""
+        """Return the shape of `calls` from the cache, or None if the template does not accept them."""
         if calls not in self._shapes:
             if len(self._shapes) >= _MAX_SHAPES:
                 self._shapes.clear()
@@ -191,7 +191,8 @@ class ToolMessageRenderer(TemplateCalls):
         return self._shapes[calls]
 
     def _new_shape(self, calls: _Calls) -> _Shape:
-        """Raises ConfigError if an answer or the turn before it is left out, and what the template raises."""
+        """Render `calls` with dummy answers. Raises ConfigError if the template leaves out an answer or the turn before
+        it, and whatever the template raises."""
         contents = [f"{TOOL_MARK}{number}e" for number in range(len(calls.names))]
         answers = _answers(calls, contents)
         messages = (_USER, self._assistant(calls) if self.found else _SAMPLE_REPLY)
@@ -202,11 +203,11 @@ class ToolMessageRenderer(TemplateCalls):
                     f"the chat template writes a turn of role {ROLE!r} {whole.count(content)} times; it must write it "
                     "once: set another mtrl_role, or mtrl_sep"
                 )
-        # A template may write the turn otherwise where an answer follows (Qwen3's adds thoughts to the last), but its
-        # calls alike.
-        reported = self._last_call(self._render(messages, False)) if self.found else MODEL_MARK
-        head = whole.rfind(reported or "", 0, whole.find(contents[0])) + len(reported or "")
-        if not reported or reported not in whole[:head]:
+        # If an answer follows, a template may render the turn differently (Qwen3 adds thoughts to the last turn), but
+        # not its calls.
+        last_call = self._last_call(self._render(messages, False)) if self.found else MODEL_MARK
+        head = whole.rfind(last_call or "", 0, whole.find(contents[0])) + len(last_call or "")
+        if not last_call or last_call not in whole[:head]:
             raise ConfigError("the chat template leaves out what the assistant wrote; set mtrl_sep to render turns")
         fixed: list[str] = []
         text = whole[head:]
@@ -216,9 +217,9 @@ class ToolMessageRenderer(TemplateCalls):
         return _Shape(messages, head, (*fixed, text))
 
     def _probe(self) -> _Shape:
-        """The shape of one answer. Raises ConfigError if the template takes no tool's message."""
+        """Return the shape of one answer. Raises ConfigError if the template does not accept tool messages."""
         try:
-            return self._new_shape(_Calls.made_up(1))
+            return self._new_shape(_Calls.dummy(1))
         except ConfigError:
             raise
         except Exception as error:  # a template is a program, and raises what it likes
@@ -230,30 +231,31 @@ class ToolMessageRenderer(TemplateCalls):
     # What is appended
 
     def _segments(
-        self, context: Sequence[int], missing: str, fixed: Sequence[str], text: str, shown: Sequence[str]
+        self, context: Sequence[int], missing: str, fixed: Sequence[str], text: str, visible: Sequence[str]
     ) -> list[Segment]:
-        """`text`, which stands behind the calls, as segments; `missing`: what the engine cut off of the last call."""
+        """Split `text`, which follows the calls, into segments. `missing` is the end of the last call that the engine
+        cut off."""
         encode = self._tokenizer.encode
         ids, after = encode(missing + text), encode(fixed[-1])
         n_before = common_prefix(ids, encode(missing + fixed[0]))
-        # A token in which template and output meet counts as the output's.
+        # A token that spans template and output counts as the output's.
         n_after = common_prefix(ids[n_before:][::-1], after[::-1])
-        behind = len(ids) - n_after
-        reported = count_written(context, ids[:n_before], self.end_token_ids, self._control)
+        end = len(ids) - n_after
+        written = count_written(context, ids[:n_before], self.end_token_ids, self._control)
         segments = [
-            _template(ids[reported:n_before], self._tokenizer),
-            *_outputs(ids[n_before:behind], [encode(each) for each in fixed[1:-1]], shown, self._tokenizer),
-            _template(ids[behind:], self._tokenizer),
+            _template(ids[written:n_before], self._tokenizer),
+            *_outputs(ids[n_before:end], [encode(each) for each in fixed[1:-1]], visible, self._tokenizer),
+            _template(ids[end:], self._tokenizer),
         ]
         return [segment for segment in segments if segment.tokens]
 
 
-def _named(found: Sequence[Call], n: int) -> _Calls:
-    """The first `n` calls of an action; where it holds fewer, the others have no name."""
-    made_up = _Calls.made_up(n)
+def _name_calls(found: Sequence[Call], n: int) -> _Calls:
+    """Return the names and ids of the first `n` calls of an action, filled up with dummy calls."""
+    dummy = _Calls.dummy(n)
     names = [plain_name(call.name) or _UNNAMED for call in found[:n]]
-    ids = [plain_name(call.id or "") or made_up.ids[number] for number, call in enumerate(found[:n])]
-    return _Calls((*names, *made_up.names[len(names) :]), (*ids, *made_up.ids[len(ids) :]))
+    ids = [plain_name(call.id or "") or dummy.ids[number] for number, call in enumerate(found[:n])]
+    return _Calls((*names, *dummy.names[len(names) :]), (*ids, *dummy.ids[len(ids) :]))
 
 
 def plain_name(text: str) -> str:
@@ -261,8 +263,8 @@ def plain_name(text: str) -> str:
     return _NOT_PLAIN.sub("_", text[:_MAX_NAME])
 
 
-def made_up_id(number: int) -> str:
-    """The id of a call that has none: nine letters and digits, as Mistral's templates demand."""
+def dummy_id(number: int) -> str:
+    """Return an id for a call without one: nine letters and digits, as Mistral's templates require."""
     return f"call{number % 100_000:05d}"
 
 
@@ -278,25 +280,25 @@ def _template(ids: Sequence[int], tokenizer: Tokenizer) -> Segment:
 
 
 def _outputs(
-    ids: Sequence[int], between: Sequence[Sequence[int]], shown: Sequence[str], tokenizer: Tokenizer
+    ids: Sequence[int], between: Sequence[Sequence[int]], visible: Sequence[str], tokenizer: Tokenizer
 ) -> list[Segment]:
-    """The outputs, and what the template puts between them, which is found by the tokens at its heart."""
+    """Split `ids` into outputs and the template's tokens `between` them."""
     segments: list[Segment] = []
     rest = list(ids)
-    for output, separator in zip(shown, between, strict=False):
+    for output, separator in zip(visible, between, strict=False):
         place = _place(rest, separator)
         if place is None:
             break
         start, end = place
         segments += [Segment(Author.TOOL, tuple(rest[:start]), text=output), _template(rest[start:end], tokenizer)]
         rest = rest[end:]
-    left = shown[len(segments) // 2 :]
+    left = visible[len(segments) // 2 :]
     return [*segments, Segment(Author.TOOL, tuple(rest), text="\n".join(left))]
 
 
-def _place(ids: Sequence[int], wanted: Sequence[int]) -> tuple[int, int] | None:
-    """Where `wanted` stands in `ids`, or what is left of it if its first or last token merged with an output's."""
-    for core in (wanted, wanted[1:], wanted[:-1], wanted[1:-1]):
+def _place(ids: Sequence[int], separator: Sequence[int]) -> tuple[int, int] | None:
+    """Find `separator` in `ids`, possibly without its first or last token, which may have merged with an output's."""
+    for core in (separator, separator[1:], separator[:-1], separator[1:-1]):
         n = len(core)
         for start in range(len(ids) - n + 1) if n else ():
             if ids[start] == core[0] and list(ids[start : start + n]) == list(core):

@@ -38,11 +38,11 @@ from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.rendering.images import ImagePlacer
 from verl_tool.agent_loop.row import (
     VALIDATION,
+    build_call_extra,
     is_present,
     listed_tools,
-    own_max_turns,
     reject_media,
-    sent_to_tools,
+    row_max_turns,
     uses_tools,
 )
 from verl_tool.agent_loop.tokenizer import HFTokenizer
@@ -131,7 +131,7 @@ class _Worker:
     ) -> None:
         self.options = options_in(config)
         self._trajectories_dir = config.get("trajectories_dir")
-        self.validation = self.options.of_validation()
+        self.validation = self.options.for_validation()
         model = config.actor_rollout_ref.model
         folder, trusted = model.get("hf_config_path") or model.path, bool(model.get("trust_remote_code", False))
         more = generation_end_tokens(folder, trust_remote_code=trusted)
@@ -244,7 +244,7 @@ class VerlToolAgentLoop(AgentLoopBase):
         conversation = await self._conversation(raw_prompt, row, where)
         listed = listed_tools(tools_kwargs, row.get("extra_info"), where)
         limits = worker.validation if row.get(VALIDATION) else worker.options
-        turns = own_max_turns(max_turns, where)
+        turns = row_max_turns(max_turns, where)
         with_tools = uses_tools(use_tool, where) and listed != ()
         prompt_ids = self._prompt_ids(conversation, listed if with_tools else (), where)
         formats = worker.formats.of(listed)
@@ -258,7 +258,7 @@ class VerlToolAgentLoop(AgentLoopBase):
                 sampling_params=sampling_params,
                 trajectory_id=trajectory_id,
                 use_tool=with_tools,
-                extra=sent_to_tools(tools_kwargs, listed, where),
+                extra=build_call_extra(tools_kwargs, listed, where),
                 max_turns=limits.max_turns if turns is None else turns,
                 max_response_length=limits.max_response_length,
                 formats=formats,
@@ -416,8 +416,8 @@ def as_verl_outputs(
     if with_log_probs and (log_probs := trajectory.response_log_probs) is not None:
         columns["response_logprobs"] = log_probs
     prompts = [trajectory.prompt_ids, *(list(context.tokens) for context in trajectory.contexts)]
-    row_places = trajectory.row_places
-    pieces = [(prompts[row], row_places[row]) for row in trajectory.row_numbers]
+    row_spans = trajectory.row_spans
+    pieces = [(prompts[row], row_spans[row]) for row in trajectory.row_numbers]
     if not pieces:
         pieces = [(prompts[0], [(0, 1)])]
         columns = {name: [0] for name in columns} | {"response_ids": [min(tokenizer.eos_token_ids, default=0)]}

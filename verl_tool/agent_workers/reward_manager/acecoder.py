@@ -1,7 +1,7 @@
-"""`reward.reward_manager.name=acecoder`: the model's last code block against hidden tests, as in AceCoder (2502.01718).
+"""`reward.reward_manager.name=acecoder`: run the last code block against hidden tests, as in AceCoder (2502.01718).
 
-Score: `right` (1) if all tests pass, else `wrong` (-1); with `binary=False` the share of tests that pass, 0 to 1, as
-AceCoder's reward for RL has it. ``published=False``: that share is spread from `wrong` to `right`.
+Score: `right` (1) if all tests pass, else `wrong` (-1). With `binary=False`, the share of tests that pass, 0 to 1, as
+in AceCoder's reward for RL. With ``published=False``, that share is scaled to the range from `wrong` to `right`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 
 @register("acecoder")
 class AceCoderRewardManager(GradingRewardManager[CodeOptions]):
-    """Runs assert-style and stdin tests in the tool server's sandbox; `code_grader` has the options."""
+    """Runs assert-style and stdin tests in the tool server's sandbox. The options are in `code_grader`."""
 
     Options = CodeOptions
     details = DETAILS

@@ -1,6 +1,6 @@
-"""What the reward managers have in common: the model's own words are graded, within a deadline, and faults are told.
+"""The base class of reward managers: it grades the model's text within a deadline, and reports faults.
 
-On verl's reward loop (`verl.experimental.reward_loop`). Options come from ``reward.reward_kwargs``.
+Reward managers run in verl's reward loop (`verl.experimental.reward_loop`). Options come from ``reward.reward_kwargs``.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from verl_tool.errors import ConfigError
 log = logging.getLogger(__name__)
 
 TURN_REWARDS, TURN_REWARD = "turn_rewards", "turn_reward"
-"""Keys of ``reward_extra_info``: rewards of single turns, as JSON, since verl makes an array of a batch's values; and
-their sum."""
+"""Keys of ``reward_extra_info``: the rewards of single turns, as JSON because verl makes arrays of a batch's values,
+and their sum."""
 CURIOSITY, MIN_SHARE = "curiosity", "min_share"
-"""Keys of ``reward_extra_info`` of managers that pay for what few of a group try: what it is worth (0 where this
-trajectory did not), times how far the group's share of trajectories that did falls short of `MIN_SHARE`. The trainer
-adds it (`trainer.ppo.curiosity`), since a group is known as a whole only there."""
+"""Keys of ``reward_extra_info`` of managers that reward what few of a group try: the weight of the bonus (0 if this
+trajectory did not try), and the share of the group from which on there is no bonus. The trainer adds the bonus
+(`trainer.ppo.curiosity`), since only the trainer sees a whole group."""
 PLACEHOLDER = 0.0
-"""``reward_score`` of a row without reward, since verl's tensors need a number there."""
-_FROM_OUTSIDE = (OSError, TimeoutError, asyncio.TimeoutError, aiohttp.ClientError)
-"""What a server, a network or a disk makes a manager raise."""
+"""``reward_score`` of a row without reward, since verl's tensors need a number."""
+_EXTERNAL_ERRORS = (OSError, TimeoutError, asyncio.TimeoutError, aiohttp.ClientError)
+"""Exceptions that a server, a network or a disk causes."""
 
 
 class RewardOptions(BaseModel):
-    """Options of every reward manager. One with options of its own extends this model."""
+    """Options of every reward manager. Managers with further options extend this model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     timeout_seconds: float = Field(60.0, gt=0)
-    """For grading one trajectory. Where comparisons wait for a place, from when there is one."""
+    """Deadline for grading one trajectory. If comparisons wait for a free slot, the deadline starts after the wait."""
     shaping: Shaping = Shaping()
 
 
@@ -66,24 +66,23 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
-    """One `grade` a trajectory, plus shaping.
+    """Base class of reward managers. The reward of a trajectory is the score of `grade` plus shaping.
 
     ``reward_extra_info`` has the same keys for every trajectory: ``acc`` (0 or 1), ``base_score``, ``reward_fault``,
-    ``reward_provoked``, each of `details`, and ``shaping/<term>``; of a manager that rewards turns also
-    ``turn_rewards``, a list in JSON, and ``turn_reward``, its sum; of one that rewards rows, ``row_rewards``, a list in
-    JSON. Where there is no reward the numbers are NaN, and the lists are empty.
+    ``reward_provoked``, each of `details`, and ``shaping/<term>``. A manager that rewards turns adds ``turn_rewards``,
+    a JSON list, and its sum ``turn_reward``. A manager that rewards rows adds ``row_rewards``, a JSON list. Without a
+    reward, the numbers are NaN and the lists empty.
     """
 
     Options: ClassVar[type[RewardOptions]] = RewardOptions
     details: ClassVar[tuple[str, ...]] = ()
-    """Names of all that `Grade.details` may hold."""
+    """All names that `Grade.details` may contain."""
     partial_credit: bool = False
-    """Whether an answer that is not right may score above a wrong one, as a share of the right one's score."""
+    """Whether an answer that is not right may get a share of the right answer's score."""
     by_rows: ClassVar[bool] = False
-    """Whether it rewards training rows: `Grade.row_rewards` is added to the score, each on its own row."""
+    """Whether the manager rewards training rows: `Grade.row_rewards` are added to the score, each on its row."""
     keeps_deadlines: ClassVar[bool] = False
-    """The grader keeps the deadline of `grade` itself: samples wait for places in it, and the answers before this one
-    must not use up its time."""
+    """Whether `grade` enforces the deadline itself. This excludes the time in which a sample waits for others."""
 
     def __init__(
         self,
@@ -93,19 +92,19 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
         reward_router_address: str | None = None,
         reward_model_tokenizer: Decoder | None = None,
     ) -> None:
-        """The last three are verl's, and without use here. Raises ConfigError if an option is unknown or wrong."""
+        """verl passes all arguments; the last three are not used. Raises ConfigError for unknown or wrong options."""
         super().__init__(config, tokenizer, compute_score)
         self.options: OptionsT = options_in(config, self.Options, type(self).__name__)  # type: ignore[assignment]
 
     @property
     def by_turns(self) -> bool:
-        """Whether it rewards turns: `Grade.turn_rewards` is told."""
+        """Whether the manager rewards turns (`Grade.turn_rewards`)."""
         return False
 
     @property
     def turn_weight(self) -> float:
-        """Of the sum of the turns' rewards in the score. An estimator that takes turn rewards needs 0, or they count
-        twice."""
+        """Weight of the sum of turn rewards in the score. It must be 0 with an estimator that uses turn rewards;
+        otherwise they would count twice."""
         return 0.0
 
     @abstractmethod
@@ -113,7 +112,7 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
         """Grade one trajectory. Raises GraderFault if the grader fails."""
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
-        """verl's entry point: ``{"reward_score": float, "reward_extra_info": {...}}`` of the last row of `data`."""
+        """Return ``{"reward_score": float, "reward_extra_info": {...}}`` of the last row of `data`. Called by verl."""
         item = data[-1]
         sample = sample_of(item.non_tensor_batch, item.batch, self.tokenizer)
         fault = sample.trajectory.fault
@@ -125,25 +124,25 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
             return self._with_reward(grade, self.options.shaping.values(sample), policy_induced)
         except GraderFault as error:
             return without_reward(self._failure(error), extra)
-        except Exception as error:  # a bug of the grader: neither the score 0 nor the end of the training
+        except Exception as error:  # a bug of the grader must neither give the score 0 nor end the training
             log.exception("%s crashed on trajectory %s", type(self).__name__, sample.trajectory.trajectory_id)
-            bug = "" if _is_from_outside(error) else f" ({RAISES_ON_EMPTY})"
+            bug = "" if _is_external(error) else f" ({RAISES_ON_EMPTY})"
             return without_reward(f"{self._failure(error)}{bug}", extra)
 
     async def _grade_or_control(self, sample: Sample) -> tuple[Grade, str]:
-        """The grade, or that of an empty answer with how grading this one failed.
+        """Return the grade and an empty string. If grading fails, return the grade of an empty answer and the failure.
 
-        A grader that fails at an empty answer too is broken, and what it raises then is raised.
+        If grading the empty answer raises too, the grader is broken, and the exception is raised.
         """
         try:
-            return await self._graded(sample), ""
+            return await self._grade(sample), ""
         except GraderFault:
             raise
-        except Exception as error:  # anything that this answer may bring about
+        except Exception as error:  # anything that this answer may cause
             log.exception("%s crashed on trajectory %s", type(self).__name__, sample.trajectory.trajectory_id)
-            return await self._graded(replace(sample, turns=("",))), self._failure(error)
+            return await self._grade(replace(sample, turns=("",))), self._failure(error)
 
-    async def _graded(self, sample: Sample) -> Grade:
+    async def _grade(self, sample: Sample) -> Grade:
         seconds = None if self.keeps_deadlines else self.options.timeout_seconds
         grade = await asyncio.wait_for(self.grade(sample), seconds)
         rows = len(sample.trajectory.rows)
@@ -157,10 +156,10 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
             return f"grader: {name}: no end within {self.options.timeout_seconds:g} s"
         return f"grader: {name}: {error if isinstance(error, GraderFault) else f'{type(error).__name__}: {error}'}"
 
-    def _with_reward(self, grade: Grade, shaping: dict[str, float], provoked: str) -> dict[str, Any]:
+    def _with_reward(self, grade: Grade, shaping: dict[str, float], policy_induced: str) -> dict[str, Any]:
         extra = {
             REWARD_FAULT: "",
-            POLICY_INDUCED: provoked,
+            POLICY_INDUCED: policy_induced,
             "acc": float(grade.correct),
             "base_score": grade.score,
         }
@@ -177,7 +176,7 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
         return {"reward_score": score, "reward_extra_info": extra}
 
     def empty_extra_info(self) -> dict[str, Any]:
-        """What ``reward_extra_info`` holds besides faults where there is no reward: the same keys as where there is."""
+        """Return ``reward_extra_info`` without a reward: the same keys as with one, except those of faults."""
         terms = (f"shaping/{name}" for name in self.options.shaping.terms())
         extra: dict[str, Any] = dict.fromkeys(("acc", "base_score", *self.details, *terms), math.nan)
         if self.by_turns:
@@ -185,25 +184,25 @@ class GradingRewardManager(RewardManagerBase, Generic[OptionsT]):
         return extra | {ROW_REWARDS: "[]"} if self.by_rows else extra
 
 
-def _is_from_outside(error: BaseException) -> bool:
-    """Whether `error`, or one that led to it, is no bug of the manager: its judge or its server did not answer."""
+def _is_external(error: BaseException) -> bool:
+    """Return whether `error`, or one that led to it, came from a judge or server and is not a bug of the manager."""
     chain: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and each not in chain:
         chain.append(each)
         each = each.__cause__ or each.__context__
-    return any(isinstance(each, _FROM_OUTSIDE) for each in chain)
+    return any(isinstance(each, _EXTERNAL_ERRORS) for each in chain)
 
 
-def without_reward(why: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of `run_single` where grading failed; `told`: what else its ``reward_extra_info`` holds."""
+def without_reward(why: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result of `run_single` if grading failed. `extra` are further values of ``reward_extra_info``."""
     log.warning("no reward: %s", why)
-    return {"reward_score": PLACEHOLDER, "reward_extra_info": {REWARD_FAULT: why, POLICY_INDUCED: "", **told}}
+    return {"reward_score": PLACEHOLDER, "reward_extra_info": {REWARD_FAULT: why, POLICY_INDUCED: "", **extra}}
 
 
 def options_in(config: DictConfig, kind: type[_Model], manager: str) -> _Model:
-    """``reward.reward_kwargs`` as `kind`. Raises ConfigError that names the option and those that `manager` has."""
-    # In its place, where it may refer to other parts of the config.
+    """Read ``reward.reward_kwargs`` as `kind`. Raises ConfigError that names the option and those of `manager`."""
+    # Resolved within the config, since it may refer to other parts of it.
     kwargs = config.reward.get("reward_kwargs") or {}
     options = OmegaConf.to_container(kwargs, resolve=True) if OmegaConf.is_config(kwargs) else kwargs
     try:

@@ -1,4 +1,4 @@
-"""`reward.reward_manager.name=by_source`: rows of several kinds in one training, each graded by a manager of its own.
+"""`reward.reward_manager.name=by_source`: grade rows of several kinds in one training, each with its own manager.
 
     reward_kwargs:
       by: ability
@@ -7,9 +7,9 @@
         sql: {name: sqlcoder, kwargs: {root: /data/databases}}
         "nq*": {name: search_r1_qa_em}
 
-A row's `by`, ``data_source`` or ``ability``, picks the first entry whose key it matches; ``*`` stands for any
-characters. ``kwargs`` are that manager's own ``reward_kwargs``, shaping among them. One of your own has a ``path``
-beside its ``name``. Values of the logs that a row's manager does not have are NaN.
+A row's value of `by`, ``data_source`` or ``ability``, selects the first entry whose key it matches; ``*`` matches any
+characters. ``kwargs`` are that manager's ``reward_kwargs``, including shaping. A custom manager needs a ``path`` in
+addition to its ``name``. Logged values that a row's manager does not have are NaN.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    """Of a manager of verl-tool's, or of the class in the file `path`."""
+    """Name of a manager of verl-tool, or of the class in the file `path`."""
     path: str | None = None
     kwargs: dict[str, Any] = Field(default_factory=dict)
 
@@ -47,48 +47,48 @@ class BySourceOptions(BaseModel):
 
 @register("by_source")
 class BySourceRewardManager(RewardManagerBase):
-    """Hands each row to one of several managers."""
+    """Passes each row to one of several managers."""
 
     Options: ClassVar[type[BySourceOptions]] = BySourceOptions
 
     def __init__(self, config: DictConfig, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Raises ConfigError that names the entry whose manager cannot be made."""
+        """Raises ConfigError that names the entry whose manager cannot be created."""
         super().__init__(config, tokenizer, kwargs.get("compute_score"))
         self.options = options_in(config, self.Options, type(self).__name__)
-        self._managers = {key: _made(config, tokenizer, key, entry) for key, entry in self.options.managers.items()}
-        self._nothing: dict[str, Any] = {}
+        self._managers = {key: _create(config, tokenizer, key, entry) for key, entry in self.options.managers.items()}
+        self._empty: dict[str, Any] = {}
         for manager in self._managers.values():
-            self._nothing |= manager.empty_extra_info()
+            self._empty |= manager.empty_extra_info()
 
     @property
     def partial_credit(self) -> bool:
-        """As of `GradingRewardManager`, of any of them."""
+        """Whether any of the managers gives partial credit."""
         return any(manager.partial_credit for manager in self._managers.values())
 
     @property
     def by_turns(self) -> bool:
-        """As of `GradingRewardManager`, of any of them: rows of the others have no turn rewards."""
+        """Whether any of the managers rewards turns. Rows of the others have no turn rewards."""
         return any(manager.by_turns for manager in self._managers.values())
 
     @property
     def turn_weight(self) -> float:
-        """The largest of theirs."""
+        """The largest turn weight of the managers."""
         return max(manager.turn_weight for manager in self._managers.values())
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
-        """verl's entry point, as of `GradingRewardManager`; the same keys for every row."""
+        """Grade the last row of `data` with its manager; see `GradingRewardManager`. All rows have the same keys."""
         row = data[-1].non_tensor_batch
         kind = str(row.get(self.options.by) or "")
-        manager = next((made for key, made in self._managers.items() if fnmatchcase(kind, key)), None)
+        manager = next((each for key, each in self._managers.items() if fnmatchcase(kind, key)), None)
         if manager is None:
             known = ", ".join(self._managers)
             why = f"a row has {self.options.by} {kind!r}, which no entry of reward_kwargs.managers matches: {known}"
-            return without_reward(why, self._nothing)
+            return without_reward(why, self._empty)
         answer = await manager.run_single(data)
-        return {**answer, "reward_extra_info": {**self._nothing, **answer["reward_extra_info"]}}
+        return {**answer, "reward_extra_info": {**self._empty, **answer["reward_extra_info"]}}
 
 
-def _made(config: DictConfig, tokenizer: Any, key: str, entry: Entry) -> GradingRewardManager[Any]:
+def _create(config: DictConfig, tokenizer: Any, key: str, entry: Entry) -> GradingRewardManager[Any]:
     where = f"reward.reward_kwargs.managers.{key}"
     source: Mapping[str, Any] = {"source": "register", "name": entry.name}
     if entry.path is not None:
@@ -97,12 +97,13 @@ def _made(config: DictConfig, tokenizer: Any, key: str, entry: Entry) -> Grading
     assert isinstance(whole, dict)  # the mapping's own container
     whole["reward"] = {**whole["reward"], "reward_manager": source, "reward_kwargs": entry.kwargs}
     try:
-        own = OmegaConf.create(whole)
-        made = resolve_reward_manager_cls(own)(config=own, tokenizer=tokenizer, compute_score=None)
+        entry_config = OmegaConf.create(whole)
+        manager_class = resolve_reward_manager_cls(entry_config)
+        manager = manager_class(config=entry_config, tokenizer=tokenizer, compute_score=None)
     except VerlToolError as error:
         raise ConfigError(f"{where}: {error}") from error
     except (ValueError, AttributeError, OSError, ImportError) as error:
         raise ConfigError(f"{where}: {entry.name!r} cannot be made: {type(error).__name__}: {error}") from error
-    if not isinstance(made, GradingRewardManager):
+    if not isinstance(manager, GradingRewardManager):
         raise ConfigError(f"{where}: {entry.name!r} does not extend GradingRewardManager, and only such can be mixed")
-    return made
+    return manager

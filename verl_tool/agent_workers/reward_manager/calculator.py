@@ -1,6 +1,6 @@
-"""`reward.reward_manager.name=calculator`: one number behind ``Result=``, as in TRL's calculator experiment.
+"""`reward.reward_manager.name=calculator`: compare the number after ``Result=``, as in TRL's calculator experiment.
 
-``Result=10.1<submit>`` in the model's last turn. Score: `right` (1) or `wrong` (0).
+The answer is ``Result=10.1<submit>`` in the model's last turn. Score: `right` (1) or `wrong` (0).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class CalculatorRewardManager(GradingRewardManager[ScoreOptions]):
     details = ("answered",)
 
     async def grade(self, sample: Sample) -> Grade:
-        """Raises ValueError if the ground truth is no number."""
+        """Grade the number. Raises ValueError if the ground truth is not a number."""
         gold = as_number(str(sample.ground_truth))
         if gold is None:
-            raise ValueError(f"ground_truth {sample.ground_truth!r} is no number")
+            raise ValueError(f"ground_truth {sample.ground_truth!r} is not a number")
         _, mark, behind = sample.answer.rpartition(_MARK)
         number = as_number(behind.partition("<")[0]) if mark else None
         right = number is not None and number == gold

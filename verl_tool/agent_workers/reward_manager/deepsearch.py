@@ -1,11 +1,11 @@
-r"""`reward.reward_manager.name=deepsearch`: questions answered by research, judged by a model.
+r"""`reward.reward_manager.name=deepsearch`: grade answers of research questions with a judge model.
 
-The answer is what stands last of ``<answer>…</answer>`` and ``\boxed{…}`` in the model's own text. One that equals a
-golden answer as `search_r1_qa_em` compares is right; of any other, a judge model at an OpenAI-compatible endpoint tells
-whether it says the same. Score: `right` (1), `wrong` (0), or `no_answer` (0).
+The answer is the last ``<answer>…</answer>`` or ``\boxed{…}`` in the model's text. It is right if it equals a golden
+answer, compared as by `search_r1_qa_em`. Otherwise, a judge model at an OpenAI-compatible endpoint decides whether it
+says the same. Score: `right` (1), `wrong` (0), or `no_answer` (0).
 
-A judge that fails is a fault, and the trajectory has no score. One that gives no verdict on this answer, but does on a
-reference answer, was brought to that by the answer, which is wrong then.
+If the judge fails, the trajectory has a fault and no score. If the judge gives no verdict on this answer but does on a
+reference answer, then the answer caused it and is wrong.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from verl_tool.errors import ConfigError
 
 
 class DeepSearchOptions(SearchOptions):
-    """Which model judges, and how answers are graded."""
+    """Options of the judge, and of grading."""
 
     judge_url: str | None = None
-    """Base URL of the endpoint, such as ``http://127.0.0.1:8000/v1``. It must be given."""
+    """Base URL of the endpoint, such as ``http://127.0.0.1:8000/v1``. Required."""
     judge_model: str | None = None
-    """The model's name there. It must be given."""
+    """Name of the model at the endpoint. Required."""
     judge_key_variable: str | None = None
-    """Environment variable that holds the API key. The reward workers must have it."""
+    """Environment variable with the API key. The reward workers must have it."""
     judge_seconds: float = Field(60.0, gt=0)
-    """For one verdict, retries counted."""
+    """Deadline for one verdict, including retries."""
     judge_max_tokens: int = Field(1024, ge=1)
-    """Of one reply, thoughts counted."""
+    """Maximum length of one reply, including thoughts."""
     judge_at_a_time: int = Field(16, ge=1)
-    """Questions under way, of one reward worker."""
+    """Maximum number of concurrent questions of one reward worker."""
     cache: Path | None = None
-    """Folder of verdicts that are known, which all reward workers share. None: every answer is judged anew."""
+    """Folder of cached verdicts, shared by all reward workers. None disables the cache."""
     max_answer_chars: int = Field(500, ge=1)
-    """A longer answer is wrong without being judged: it has room to persuade."""
+    """A longer answer is wrong without being judged, since it could try to persuade the judge."""
 
 
 @register("deepsearch")
 class DeepSearchRewardManager(GradingRewardManager[DeepSearchOptions]):
-    """A golden answer, or what a judge takes for one."""
+    """Accepts golden answers, and answers that a judge finds equal to them."""
 
     Options = DeepSearchOptions
     details = ("answered", "judged")
@@ -74,7 +74,7 @@ class DeepSearchRewardManager(GradingRewardManager[DeepSearchOptions]):
         )
 
     async def grade(self, sample: Sample) -> Grade:
-        """Raises ValueError if the row has no golden answer, GraderFault if the judge fails."""
+        """Grade the answer. Raises ValueError if the row has no golden answer, GraderFault if the judge fails."""
         golden = golden_answers(sample.ground_truth)
         answer = answer_in(sample.text)
         if answer is None:
@@ -90,7 +90,7 @@ class DeepSearchRewardManager(GradingRewardManager[DeepSearchOptions]):
 
 
 def answer_in(text: str) -> str | None:
-    """The last answer in tags or in a box."""
+    """Return the last answer in tags or in a box."""
     tagged, boxed = last_tagged(text, "answer"), last_boxed(text)
     if tagged is None or (boxed is not None and text.rfind("\\boxed{") > text.rfind("</answer>")):
         return boxed

@@ -1,5 +1,5 @@
-"""What grading a trajectory gives. ``python -m verl_tool.agent_workers.reward_manager.grade NAME --texts FILE`` grades
-texts of one's own; see `grading.grade_command`."""
+"""The result of grading a trajectory. ``python -m verl_tool.agent_workers.reward_manager.grade NAME --texts FILE``
+grades texts from a file; see `grading.grade_command`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ class Grade:
 
     score: float
     correct: bool
-    """Whether the answer counts as right: verl's ``acc``, the mean of which is the accuracy of a validation."""
+    """Whether the answer is right: verl's ``acc``. Its mean is the accuracy of a validation."""
     details: Mapping[str, float] = field(default_factory=dict)
     """Values for the logs, under the names that the manager declares."""
     turn_rewards: tuple[float, ...] = ()
-    """A reward for each turn of the model's from the first on, of managers that reward turns
-    (`GradingRewardManager.by_turns`); later turns have none. `Trajectory.turn_calls` tells what they called."""
+    """Rewards of the model's turns, from the first on, if the manager rewards turns (`GradingRewardManager.by_turns`).
+    Turns beyond them have no reward. The calls of these turns are `Trajectory.turn_calls`."""
     row_rewards: tuple[float, ...] = ()
-    """A further reward for each of `Trajectory.rows`, of managers that reward rows (`GradingRewardManager.by_rows`). An
-    empty one is 0 for each."""
+    """Additional rewards of `Trajectory.rows`, if the manager rewards rows (`GradingRewardManager.by_rows`). Empty
+    means 0 for each row."""
 
 
 class GraderFault(VerlToolError):
-    """The grader failed, not the answer: no server, a crash, no end in time. Such a trajectory has no score."""
+    """The grader failed and not the answer: no server, a crash, or a timeout. The trajectory has no score."""
 
 
-if __name__ == "__main__":  # its own classes are under another name then
+if __name__ == "__main__":  # run as a script, this module's classes differ from the imported ones
     import typer
 
     from verl_tool.agent_workers.reward_manager.grading.grade_command import main

@@ -1,6 +1,6 @@
-r"""`reward.reward_manager.name=gsm8k`: the number behind ``####``, or in ``\boxed{}``, must be the ground truth.
+r"""`reward.reward_manager.name=gsm8k`: compare the number after ``####``, or in ``\boxed{}``, with the ground truth.
 
-With `flexible` the last number of the model's text counts if there is neither. Score: `right` (1) or `wrong` (0).
+With `flexible`, the last number of the model's text counts if it has neither. Score: `right` (1) or `wrong` (0).
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ class Gsm8kOptions(ScoreOptions):
 
 @register("gsm8k")
 class Gsm8kRewardManager(GradingRewardManager[Gsm8kOptions]):
-    """Compares numbers, digit for digit: no tolerance."""
+    """Compares numbers digit for digit, without a tolerance."""
 
     Options = Gsm8kOptions
     details = ("answered",)
 
     async def grade(self, sample: Sample) -> Grade:
-        """Raises ValueError if the ground truth is no number."""
+        """Grade the number. Raises ValueError if the ground truth is not a number."""
         gold = as_number(str(sample.ground_truth).rpartition(_MARK)[2])
         if gold is None:
-            raise ValueError(f"ground_truth {sample.ground_truth!r} is no number")
+            raise ValueError(f"ground_truth {sample.ground_truth!r} is not a number")
         number = final_number(sample.text, self.options.flexible)
         right = number is not None and number == gold
         return Grade(self.options.score(right), right, {"answered": number is not None})
 
 
 def final_number(text: str, flexible: bool) -> Decimal | None:
-    """The number that the text ends on."""
+    """Return the number that the text gives as its answer."""
     _, mark, behind = text.rpartition(_MARK)
     if mark:
         line = behind.strip().partition("\n")[0]

@@ -1,7 +1,7 @@
-"""`reward.reward_manager.name=mathcoder`: mathematics and code in one training, graded as a row's ``ability`` says.
+"""`reward.reward_manager.name=mathcoder`: grade mathematics and code in one training, by a row's ``ability``.
 
-``ability`` "code" is graded as `acecoder` does, "math" as `torl` does, with the options of both. The logs' values
-of the other kind are NaN.
+Rows with ``ability`` "code" are graded like `acecoder`, those with "math" like `torl`, with the options of both. Logged
+values of the other kind are NaN.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MathCoderOptions(code_grader.CodeOptions, torl.MathOptions):
 
 @register("mathcoder")
 class MathCoderRewardManager(GradingRewardManager[MathCoderOptions]):
-    """Code by tests, mathematics by boxed answers."""
+    """Grades code with tests, and mathematics by boxed answers."""
 
     Options = MathCoderOptions
     details = (*code_grader.DETAILS, *torl.DETAILS)
@@ -36,7 +36,7 @@ class MathCoderRewardManager(GradingRewardManager[MathCoderOptions]):
         self._math = torl.MathJudge(self.options)
 
     async def grade(self, sample: Sample) -> Grade:
-        """Raises GraderFault if the grader of the row's kind fails, ConfigError if it is of another kind."""
+        """Grade the row. Raises GraderFault if the grader of its kind fails, ConfigError if its kind is unknown."""
         if sample.ability == "code":
             return await self._code.grade(sample)
         if sample.ability == "math":

@@ -1,12 +1,12 @@
-r"""`reward.reward_manager.name=mt_torl`: as `torl`, and a reward for each turn that called a tool with success.
+r"""`reward.reward_manager.name=mt_torl`: grade like `torl`, and reward each turn with a successful tool call.
 
-Turn rewards are those of Multi-Turn-RL-Agent's code execution reward (arXiv 2505.11821), taken apart: of `n` calls, one
-that succeeded gets ``turn_share / n + turn_each``, any other 0, so that they add up to 0.3 times the share of successes
-plus 0.05 a success. No more than `max_rewarded_turns` successes are rewarded: calls for their own sake must not pay
-more than an answer.
+The turn rewards split Multi-Turn-RL-Agent's code execution reward (arXiv 2505.11821) by turns. With `n` calls, each
+successful one gets ``turn_share / n + turn_each``, any other 0. They add up to 0.3 times the share of successes plus
+0.05 per success. At most `max_rewarded_turns` successes are rewarded, so that calls cannot pay more than an answer.
 
-The score is the answer's (`torl`) plus `turn_weight` times the sum: with 1, GRPO trains on what the paper calls merged
-reward. With ``algorithm.adv_estimator=mt_grpo``, which gives each turn its own advantage, set `turn_weight` to 0.
+The score is that of the answer (`torl`) plus `turn_weight` times the sum of turn rewards. With 1, GRPO trains on what
+the paper calls merged reward. With ``algorithm.adv_estimator=mt_grpo``, which gives each turn its own advantage, set
+`turn_weight` to 0.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from verl_tool.agent_workers.reward_manager.torl import MathOptions, ToRLRewardM
 
 class TurnOptions(MathOptions):
     turn_share: float = Field(0.3, ge=0)
-    """Shared by the successful calls, by their part of all."""
+    """Reward if all calls succeed. Each successful call gets its part of it."""
     turn_each: float = Field(0.05, ge=0)
-    """For each successful call."""
+    """Additional reward of each successful call."""
     max_rewarded_turns: int = Field(8, ge=1)
-    """Successful calls beyond are not rewarded."""
+    """Maximum number of successful calls that are rewarded."""
     turn_weight: float = Field(1.0, ge=0)
-    """Of the sum of the turns' rewards in the score."""
+    """Weight of the sum of turn rewards in the score."""
 
 
 @register("mt_torl")
 class MTToRLRewardManager(ToRLRewardManager):
-    """Boxed answers by math-verify, and calls by whether they succeeded."""
+    """Grades boxed answers with math-verify, and rewards calls that succeeded."""
 
     Options = TurnOptions
     options: TurnOptions
@@ -56,7 +56,7 @@ class MTToRLRewardManager(ToRLRewardManager):
 
 
 def turn_rewards(calls: Sequence[CallRecord], options: TurnOptions) -> tuple[float, ...]:
-    """One for each of the model's calls, in their order."""
+    """Return one reward per call, in order."""
     rewards, left = [], options.max_rewarded_turns
     for call in calls:
         good = call.valid and call.fault is None and not failed(call) and left > 0

@@ -1,18 +1,18 @@
-r"""`reward.reward_manager.name=pixel_reasoner`: questions about images, as in Pixel Reasoner (arXiv 2505.15966).
+r"""`reward.reward_manager.name=pixel_reasoner`: grade questions about images, as in Pixel Reasoner (arXiv 2505.15966).
 
-The last ``\boxed{…}`` of the model's own text against the ground truth, or any of a list of them, by math-verify; as in
-verl-tool's `pixel_reasoner`, upper and lower case are alike, and ``\text``, "minutes" and "cm" are left out. The reward
-of trajectory y of the group of a prompt x is, with n the number of its valid calls,
+math-verify compares the last ``\boxed{…}`` of the model's text with the ground truth, or with any of a list. As in
+verl-tool's `pixel_reasoner`, case is ignored, and ``\text``, "minutes" and "cm" are removed. The reward of trajectory y
+in the group of prompt x, with n valid calls, is
 
     r(x, y) + α max(H - share(x), 0) 1[n > 0] + β min(N - n, 0)
 
-where r is `right` (1) or `wrong` (0), and share(x) that of the group's trajectories with a valid call. The middle term,
-curiosity, pays for a call as long as few of the group make one; the last one, redundancy, makes calls beyond N cost.
-The published values are the defaults: α is `curiosity` (0.5), H `min_share` (0.3), β `redundancy` (0.05) and N
-`enough_calls` (1).
+where r is `right` (1) or `wrong` (0), and share(x) is the share of the group's trajectories with a valid call. The
+middle term, curiosity, rewards a call while few trajectories of the group make one. The last term, redundancy,
+penalises calls beyond N. The published values are the defaults: α is `curiosity` (0.5), H `min_share` (0.3), β
+`redundancy` (0.05) and N `enough_calls` (1).
 
-A group is known when all of it is sampled, so the trainer adds curiosity (`trainer.ppo.curiosity`), which is told the
-trajectory's part, and only in training. The score of a validation is without it.
+Since curiosity needs the whole group, the trainer adds it (`trainer.ppo.curiosity`), and only in training. Scores of a
+validation do not include it.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _UNIT = re.compile(r"\\text\b|\b(?:minutes|cm)\b")
 
 class PixelReasonerOptions(ComparisonOptions, ScoreOptions):
     curiosity: float = Field(0.5, ge=0)
-    """For a valid call, times how far the group's share falls short of `min_share`. 0: none."""
+    """Weight of the bonus for a valid call, which is multiplied by `min_share` minus the group's share."""
     min_share: float = Field(0.3, ge=0, le=1)
-    """Of a group's trajectories with a valid call, from which on none is paid for."""
+    """Share of the group's trajectories with a valid call from which on there is no bonus."""
     redundancy: float = Field(0.05, ge=0)
-    """Taken off for each valid call beyond `enough_calls`. 0: none."""
+    """Penalty for each valid call beyond `enough_calls`."""
     enough_calls: int = Field(1, ge=0)
 
 
 @register("pixel_reasoner")
 class PixelReasonerRewardManager(GradingRewardManager[PixelReasonerOptions]):
-    """Boxed answers by math-verify, with terms for calls that are made, and for those that are too many."""
+    """Grades boxed answers with math-verify, with terms that reward calls and penalise too many."""
 
     Options = PixelReasonerOptions
     details = ("answered", "valid_calls", "redundancy", CURIOSITY, MIN_SHARE)
@@ -83,7 +83,7 @@ class PixelReasonerRewardManager(GradingRewardManager[PixelReasonerOptions]):
 
 
 def golden_answers(ground_truth: Any) -> Iterator[str]:
-    r"""Those of a row, any of which is right, a ``\boxed`` around one taken off."""
+    r"""Yield the row's accepted answers, without a ``\boxed`` around them."""
     several = not isinstance(ground_truth, str) and hasattr(ground_truth, "__iter__")
     yield from map(gold_answer, ground_truth if several else [ground_truth])
 

@@ -1,7 +1,7 @@
-r"""`reward.reward_manager.name=reasoning_gym`: problems that `examples/data_preprocess/reasoning.py` makes.
+r"""`reward.reward_manager.name=reasoning_gym`: grade problems from `examples/data_preprocess/reasoning.py`.
 
-The last ``\boxed{…}`` of the model's own text must be the ground truth: the same number, or the same text but for case
-and space at its ends. Countdown's answer is an expression in the given numbers, each used at most once, that has the
+The last ``\boxed{…}`` of the model's text must be the ground truth: the same number, or the same text except for case
+and surrounding space. A countdown answer is an expression that uses each of the given numbers at most once and has the
 target as its value. Score: `right` (1) or `wrong` (0).
 """
 
@@ -34,13 +34,13 @@ _OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
 
 @register("reasoning_gym")
 class ReasoningGymRewardManager(GradingRewardManager[ScoreOptions]):
-    """Compares answers; works countdown's expressions out without evaluating them as Python."""
+    """Compares answers, and evaluates countdown expressions without running them as Python."""
 
     Options = ScoreOptions
     details = ("answered",)
 
     async def grade(self, sample: Sample) -> Grade:
-        """Raises ValueError if countdown's ground truth is not JSON of its numbers and target."""
+        """Grade the answer. Raises ValueError if countdown's ground truth is not JSON with its numbers and target."""
         answer = last_boxed(sample.text)
         if answer is None:
             return Grade(self.options.wrong, False, {"answered": 0.0})
@@ -53,7 +53,7 @@ class ReasoningGymRewardManager(GradingRewardManager[ScoreOptions]):
 
 
 def same_answer(answer: str, gold: str) -> bool:
-    """Whether two answers are the same number, or the same text."""
+    """Return whether two answers are the same number, or the same text."""
     numbers = as_number(answer), as_number(gold)
     if None not in numbers:
         return numbers[0] == numbers[1]
@@ -61,7 +61,7 @@ def same_answer(answer: str, gold: str) -> bool:
 
 
 def solves_countdown(expression: str, numbers: list[int], target: int) -> bool:
-    """Whether the expression has the value `target` and uses none of `numbers` more often than it is given."""
+    """Return whether the expression has the value `target` and uses each of `numbers` at most as often as given."""
     if len(expression) > MAX_EXPRESSION_CHARS:
         return False
     used: list[int] = []
@@ -73,7 +73,7 @@ def solves_countdown(expression: str, numbers: list[int], target: int) -> bool:
 
 
 def _value(node: ast.expr, used: list[int]) -> Fraction:
-    """The value of an arithmetic expression; its whole numbers are added to `used`. Raises ValueError for all else."""
+    """Evaluate an arithmetic expression and add its integers to `used`. Raises ValueError for anything else."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         used.append(node.value)
         return Fraction(node.value)
@@ -81,4 +81,4 @@ def _value(node: ast.expr, used: list[int]) -> Fraction:
         return -_value(node.operand, used)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_value(node.left, used), _value(node.right, used))
-    raise ValueError(f"{ast.dump(node)[:80]} is no arithmetic")
+    raise ValueError(f"{ast.dump(node)[:80]} is not arithmetic")

@@ -1,8 +1,8 @@
-"""Makes the reward managers of this folder known to verl by name: ``reward.reward_manager.name=acecoder``.
+"""Register the reward managers of this folder with verl by name: ``reward.reward_manager.name=acecoder``.
 
-verl loads this module at the end of ``import verl``, by the entry point ``verl.plugins``, in each of its processes.
-The managers themselves are imported when verl first looks one up by name, which most processes never do. A manager of
-one's own needs no registration: ``reward.reward_manager={source: importlib, name: MyManager, module: {path:
+verl loads this module at the end of ``import verl``, through the entry point ``verl.plugins``, in each of its
+processes. The managers are imported when verl first looks one up by name, which most processes never do. A custom
+manager needs no registration: ``reward.reward_manager={source: importlib, name: MyManager, module: {path:
 /path/to/my_file.py}}``.
 """
 
@@ -18,7 +18,7 @@ NAMES = (
     *("acecoder", "by_source", "calculator", "deepsearch", "gsm8k", "mathcoder", "mt_torl", "pixel_reasoner"),
     *("reasoning_gym", "search_f1", "search_r1_qa_em", "simple_tir", "sqlcoder", "terminal", "torl"),
 )
-"""Each is a file of this folder, and the name under which that file registers its manager."""
+"""Files of this folder. Each registers its manager under the file's name."""
 
 
 def register_all() -> None:

@@ -1,9 +1,9 @@
-"""`reward.reward_manager.name=search_f1`: questions answered by search, graded by the words of the answer.
+"""`reward.reward_manager.name=search_f1`: grade answers of search questions by word overlap.
 
-The last ``<answer>…</answer>`` of the model's own text against the golden answers, in SQuAD's F1 (Rajpurkar et al.
-2016) of the normal forms of `search_r1_qa_em`: the words that both have, against the words of each. Score: from `wrong`
-(0) to `right` (1) by the best F1, or `no_answer` (0). ``acc`` is exact match. A yes or no has no part that is right, as
-in HotpotQA's script. Turns are rewarded as by `search_r1_qa_em`.
+The last ``<answer>…</answer>`` of the model's text is compared with the golden answers by SQuAD's F1 (Rajpurkar et al.
+2016), after the normalisation of `search_r1_qa_em`. The score goes from `wrong` (0) to `right` (1) with the best F1, or
+is `no_answer` (0). ``acc`` is exact match. As in HotpotQA's script, a yes or no gets no partial credit. Turns are
+rewarded as by `search_r1_qa_em`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from verl_tool.agent_workers.reward_manager.search_r1_qa_em import (
 
 @register("search_f1")
 class SearchF1RewardManager(SearchRewardManager):
-    """Shares of words. A list that holds the right answer among others gets a share too."""
+    """Gives a score by word overlap. A list that contains the right answer gets partial credit too."""
 
     details = ("answered", "f1")
     partial_credit = True
@@ -39,7 +39,7 @@ class SearchF1RewardManager(SearchRewardManager):
 
 
 def f1(answer: str, gold: str) -> float:
-    """Harmonic mean of precision and recall of words, 0 to 1."""
+    """Return the harmonic mean of precision and recall of words, 0 to 1."""
     answer, gold = normalised(answer), normalised(gold)
     if answer != gold and (answer in VERDICTS or gold in VERDICTS):
         return 0.0

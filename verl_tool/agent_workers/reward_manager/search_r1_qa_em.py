@@ -1,9 +1,9 @@
-"""`reward.reward_manager.name=search_r1_qa_em`: questions answered by search, as in Search-R1 (arXiv 2503.09516).
+"""`reward.reward_manager.name=search_r1_qa_em`: grade answers of search questions, as in Search-R1 (arXiv 2503.09516).
 
-The last ``<answer>…</answer>`` of the model's own text must equal one of the golden answers after SQuAD's
-normalisation: lower case, no punctuation, no articles, single spaces. Score: `right` (1), or `wrong` (0), or
-`no_answer` (0). As in verl's `search_r1_like_qa_em`, a right answer among more than ten ``<answer>`` scores a quarter;
-``published=False`` leaves that out.
+The last ``<answer>…</answer>`` of the model's text must equal one of the golden answers after SQuAD's normalisation:
+lower case, no punctuation, no articles, single spaces. Score: `right` (1), `wrong` (0), or `no_answer` (0). As in
+verl's `search_r1_like_qa_em`, a right answer gets a quarter of the score if there are more than ten ``<answer>`` tags;
+``published=False`` disables that.
 
 ``reward_kwargs.turn_rewards={}`` also rewards turns (`SearchTurns`), for ``algorithm.adv_estimator=mt_grpo``.
 """
@@ -30,14 +30,14 @@ _PUNCTUATION = re.compile(f"[{re.escape(string.punctuation)}]+")
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 VERDICTS = frozenset({"yes", "no", "noanswer"})
-"""Answers that are right or wrong as a whole, and that any text may hold."""
+"""Answers that are right or wrong as a whole, and that any text may contain."""
 MAX_ANSWER_TAGS = 10
 
 
 class SearchOptions(ScoreOptions):
     no_answer: float = 0.0
     turn_rewards: SearchTurns | None = None
-    """How turns are rewarded, beside the answer; null: they are not."""
+    """How turns are rewarded in addition to the answer. By default they are not."""
 
 
 class SearchR1Options(SearchOptions):
@@ -46,7 +46,7 @@ class SearchR1Options(SearchOptions):
 
 
 class SearchRewardManager(GradingRewardManager[SearchOptions]):
-    """An answer in tags against golden answers, and the searches on the way to it."""
+    """Compares an answer in tags with golden answers, and can reward the searches."""
 
     Options = SearchOptions
 
@@ -59,7 +59,7 @@ class SearchRewardManager(GradingRewardManager[SearchOptions]):
         return 0.0 if self.options.turn_rewards is None else self.options.turn_rewards.weight
 
     async def grade(self, sample: Sample) -> Grade:
-        """Raises ValueError if the row has no golden answer."""
+        """Grade the answer. Raises ValueError if the row has no golden answer."""
         golden = golden_answers(sample.ground_truth)
         grade = self.grade_answer(last_tagged(sample.text, "answer"), golden)
         if grade.correct and self._repeats_answers(sample.text):
@@ -81,7 +81,7 @@ class SearchRewardManager(GradingRewardManager[SearchOptions]):
 
 @register("search_r1_qa_em")
 class SearchR1RewardManager(SearchRewardManager):
-    """Exact match of normalised answers."""
+    """Compares normalised answers by exact match."""
 
     Options = SearchR1Options
     details = ("answered",)
@@ -98,9 +98,9 @@ class SearchR1RewardManager(SearchRewardManager):
 
 
 def mentions(text: str, golden: Sequence[str]) -> bool:
-    """Whether the normal form of a golden answer stands in that of `text`, as whole words.
+    """Return whether `text` contains a golden answer as whole words, after normalisation.
 
-    That of a yes or no says nothing, nor one of which nothing is left.
+    Golden answers that are yes, no, or empty after normalisation are ignored.
     """
     words = f" {normalised(text)} "
     forms = map(normalised, golden)
@@ -108,7 +108,8 @@ def mentions(text: str, golden: Sequence[str]) -> bool:
 
 
 def same_answer(answer: str, gold: str) -> bool:
-    """Whether the normal forms are equal; of a gold answer of which nothing is left, "The A", the texts themselves."""
+    """Return whether two answers are equal after normalisation. If that leaves nothing of the gold answer, as of "The
+    A", compare the texts."""
     normal = normalised(gold)
     if normal:
         return normalised(answer) == normal
@@ -116,15 +117,15 @@ def same_answer(answer: str, gold: str) -> bool:
 
 
 def normalised(answer: str) -> str:
-    """SQuAD's normal form (Rajpurkar et al. 2016, the official evaluation script), but that numbers stay what they are:
-    there ``7.2`` and ``-72`` are 72."""
+    """Normalise an answer as SQuAD's official evaluation script does (Rajpurkar et al. 2016), but keep numbers intact;
+    there, ``7.2`` and ``-72`` become 72."""
     numbers = _THOUSANDS.sub("", answer.lower())
-    without = _ARTICLES.sub(" ", _PUNCTUATION.sub(_of_a_number, numbers))
+    without = _ARTICLES.sub(" ", _PUNCTUATION.sub(_keep_number_marks, numbers))
     return " ".join(without.split())
 
 
-def _of_a_number(marks: re.Match[str]) -> str:
-    """What of these punctuation marks is a part of a number."""
+def _keep_number_marks(marks: re.Match[str]) -> str:
+    """Return those of the punctuation marks that belong to a number."""
     before, behind = marks.string[: marks.start()][-1:], marks.string[marks.end() :][:1]
     if not behind.isdigit():
         return ""
@@ -134,8 +135,8 @@ def _of_a_number(marks: re.Match[str]) -> str:
 
 
 def golden_answers(ground_truth: Any) -> list[str]:
-    """The answers of a row: JSON text of a list, a list, one text, or Search-R1's own ``{"target": …}``. Raises
-    ValueError if there is none."""
+    """Return the answers of a row: a list or its JSON text, one text, or Search-R1's ``{"target": …}``. Raises
+    ValueError if there are none."""
     if isinstance(ground_truth, str) and ground_truth.lstrip().startswith(("[", "{")):
         ground_truth = json.loads(ground_truth)
     if isinstance(ground_truth, Mapping):

@@ -1,7 +1,7 @@
-r"""`reward.reward_manager.name=simple_tir`: mathematics with code over turns, as in SimpleTIR (arXiv 2509.02479).
+r"""`reward.reward_manager.name=simple_tir`: grade mathematics with code, as in SimpleTIR (arXiv 2509.02479).
 
-The answer is what stands last of ``\boxed{…}`` and, in the last Python block, ``final_answer(…)`` with a number or a
-string; nothing is executed for it. It is compared as `torl` does, with its options. Score: `right` (1) or `wrong` (-1).
+The answer is the last ``\boxed{…}`` or, in the last Python block, ``final_answer(…)`` with a number or a string. No
+code is executed. The answer is compared as by `torl`, with its options. Score: `right` (1) or `wrong` (-1).
 
 The other half of SimpleTIR, leaving trajectories with void turns out of the loss, is the loop's `mask_void_traj`.
 """
@@ -26,14 +26,14 @@ _FINAL = re.compile(
 
 @register("simple_tir")
 class SimpleTIRRewardManager(ToRLRewardManager):
-    """Boxed answers and literals of ``final_answer`` by math-verify."""
+    """Compares boxed answers and literals of ``final_answer`` with math-verify."""
 
     async def grade(self, sample: Sample) -> Grade:
         return await self._judge.grade_answer(sample, answer_in(sample))
 
 
 def answer_in(sample: Sample) -> str | None:
-    """The model's answer: boxed, or a literal that its last program gives to ``final_answer``."""
+    """Return the model's answer: boxed, or a literal that its last program passes to ``final_answer``."""
     final = _final_answer(last_code_block(sample.turns) or "")
     boxed = last_boxed(sample.text)
     if final is not None and (boxed is None or sample.text.rfind("final_answer(") > last_box_start(sample.text)):

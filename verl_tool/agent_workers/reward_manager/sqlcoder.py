@@ -1,13 +1,13 @@
-"""`reward.reward_manager.name=sqlcoder`: questions answered by a query, graded by what it gives, as in SkyRL-SQL.
+"""`reward.reward_manager.name=sqlcoder`: grade SQL queries by their results, as in SkyRL-SQL.
 
-The last ``<solution>…</solution>`` of the model's own text and the gold query (`ground_truth`) are run on the row's
-database, and their results compared by `match`: ``set`` as BIRD does, where neither order nor repetition counts,
-``bag``, where repetition does, or ``ordered``. Score: `right` (1), `wrong` (0), or `bad_format` (-1) if a turn does not
-begin with ``<think>…</think>`` or there is not exactly one ``<solution>``, as in SkyRL-SQL (NovaSky, 2025;
-`compute_score_single`). ``published=False``: `bad_format` is 0, thoughts are not required, and the last of several
+The last ``<solution>…</solution>`` of the model's text and the gold query (`ground_truth`) are run on the row's
+database. `match` says how their results are compared: ``set``, as in BIRD, ignores order and repetition, ``bag``
+ignores order only, and ``ordered`` ignores neither. Score: `right` (1), `wrong` (0), or `bad_format` (-1) if a turn
+does not begin with ``<think>…</think>`` or there is not exactly one ``<solution>``, as in SkyRL-SQL (NovaSky, 2025;
+`compute_score_single`). With ``published=False``, `bad_format` is 0, thoughts are not required, and the last of several
 solutions counts.
 
-A query that reads no table is wrong if the gold query reads one, whatever it gives: ``SELECT 42`` was guessed. A gold
+If the gold query reads a table, a query that reads none is wrong whatever its result: ``SELECT 42`` is a guess. A gold
 query that fails, or whose result is empty (`empty_gold`), is a fault that names the row.
 """
 
@@ -31,50 +31,50 @@ from verl_tool.sql.executor import Digest, Match, QueryError, SqlExecutor
 from verl_tool.sql.statement import statement_in
 
 MAX_STORED = 4096
-"""Gold results that are remembered."""
+"""Maximum number of cached gold results."""
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
 class SqlOptions(ScoreOptions):
-    """Where the databases are, and how queries are compared."""
+    """Options of the databases, the comparison and the format."""
 
     root: Path | None = None
-    """Folder of the databases, as of the tool `sql`. It must be given."""
+    """Folder of the databases, the same as for the tool `sql`. Required."""
     match: Match = "set"
     published: bool = True
-    """Whether the format's reward is SkyRL-SQL's. The next two, if given, take precedence."""
+    """Whether to reward the format like SkyRL-SQL. `bad_format` and `require_think` override it."""
     bad_format: float | None = None
-    """None: -1 if `published`, else 0."""
+    """Score of a wrong format. Defaults to -1 if `published`, else 0."""
     require_think: bool | None = None
-    """None: as `published`."""
+    """Whether turns must begin with a thought. Defaults to `published`."""
     empty_gold: bool = False
-    """Whether rows are graded whose gold query gives no row: any query that gives none is right there."""
+    """Whether to grade rows whose gold query returns no rows. Any query that returns none is right there."""
     query_seconds: float = Field(30.0, gt=0)
-    """CPU time of one query, the gold one too; on the clock it may take four times as long and 10 seconds."""
+    """CPU time of one query, also of the gold query. The wall-clock limit is four times as long plus 10 seconds."""
     max_memory_mb: int = Field(512, ge=64)
-    """Of one query, megabytes of 2**20 bytes."""
+    """Memory of one query, in megabytes of 2**20 bytes."""
     max_query_chars: int = Field(10_000, ge=1)
     """A longer solution is wrong without being run."""
     processes: int = Field(2, ge=1)
-    """Queries at a time, of one reward worker."""
+    """Maximum number of concurrent queries of one reward worker."""
     queue_seconds: float = Field(600.0, gt=0)
-    """A query that has found no place after it is a fault. `timeout_seconds` does not count for queries."""
+    """A query that waits longer for a free process is a fault. `timeout_seconds` does not apply to queries."""
 
 
 @register("sqlcoder")
 class SQLCoderRewardManager(GradingRewardManager[SqlOptions]):
-    """Execution match, in processes that can only read."""
+    """Compares the results of queries, which run in read-only processes."""
 
     Options = SqlOptions
     details = ("answered", "executed", "well_formed")
     keeps_deadlines = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Raises ConfigError if `root` is no folder."""
+        """Raises ConfigError if `root` is not a folder."""
         super().__init__(*args, **kwargs)
         options = self.options
         if options.root is None or not options.root.is_dir():
-            problem = "is not set" if options.root is None else f"is {str(options.root)!r}, which is no folder"
+            problem = "is not set" if options.root is None else f"is {str(options.root)!r}, which is not a folder"
             raise ConfigError(
                 f"reward.reward_kwargs.root {problem}; give the folder of the databases (DATABASES of recipe skysql)"
             )
@@ -85,9 +85,10 @@ class SQLCoderRewardManager(GradingRewardManager[SqlOptions]):
         self._gold: OrderedDict[tuple[Path, str], Digest] = OrderedDict()
 
     async def grade(self, sample: Sample) -> Grade:
-        """Raises GraderFault that names the row if its database or gold query is unusable, or if no process starts."""
+        """Grade the query. Raises GraderFault that names the row if its database or gold query is unusable, or if no
+        process starts."""
         try:
-            return await self._graded_on(database_file(self._root, _db_id(sample)), sample)
+            return await self._grade_on(database_file(self._root, _db_id(sample)), sample)
         except ConfigError as error:
             raise GraderFault(f"{_row(sample)}: {error}") from error
         except (SandboxError, ToolFault) as error:
@@ -96,7 +97,7 @@ class SQLCoderRewardManager(GradingRewardManager[SqlOptions]):
     async def close(self) -> None:
         await self._executor.close()
 
-    async def _graded_on(self, path: Path, sample: Sample) -> Grade:
+    async def _grade_on(self, path: Path, sample: Sample) -> Grade:
         gold = await self._gold_result(path, sample)
         solution = last_tagged(sample.text, "solution")
         query = statement_in(solution or "")
@@ -115,21 +116,21 @@ class SQLCoderRewardManager(GradingRewardManager[SqlOptions]):
         return score if score is not None else -1.0 if self.options.published else 0.0
 
     def _has_format(self, sample: Sample) -> bool:
-        """Whether each turn begins with a thought and there is one solution, as far as that is required."""
+        """Return whether each turn begins with a thought and there is one solution, where this is required."""
         options = self.options
         think = options.published if options.require_think is None else options.require_think
         once = all(sample.text.count(tag) == 1 for tag in ("<solution>", "</solution>"))
         return (once or not options.published) and (not think or all(map(_THOUGHT.match, sample.turns)))
 
     async def _result(self, path: Path, query: str) -> Digest | None:
-        """None if the query fails."""
+        """Run a query. Returns None if it fails."""
         try:
             return await self._executor.digest(path, query, self.options.match)
         except QueryError:
             return None
 
     async def _gold_result(self, path: Path, sample: Sample) -> Digest:
-        """Raises GraderFault that names the row."""
+        """Run the gold query of a row, or return its cached result. Raises GraderFault that names the row."""
         query = statement_in(str(sample.ground_truth))
         known = self._gold.get((path, query))
         if known is not None:
@@ -140,8 +141,8 @@ class SQLCoderRewardManager(GradingRewardManager[SqlOptions]):
             raise GraderFault(f"{_row(sample)}: the gold query {query[:200]!r} fails: {error}; correct it") from error
         if found.rows == 0 and not self.options.empty_gold:
             raise GraderFault(
-                f"{_row(sample)}: the gold query {query[:200]!r} gives no row, and so does many a wrong one; leave the "
-                "row out, or set reward.reward_kwargs.empty_gold=true"
+                f"{_row(sample)}: the gold query {query[:200]!r} gives no row, as do many wrong queries; leave the row "
+                "out, or set reward.reward_kwargs.empty_gold=true"
             )
         self._gold[path, query] = found
         if len(self._gold) > MAX_STORED:
@@ -150,7 +151,7 @@ class SQLCoderRewardManager(GradingRewardManager[SqlOptions]):
 
 
 def _db_id(sample: Sample) -> object:
-    """The database's id, where the tool gets it, or beside."""
+    """Return the database's id, from the tool's arguments or from the row."""
     kwargs = sample.extra_info.get("tools_kwargs") or {}
     return kwargs.get("db_id") or sample.extra_info.get("db_id")
 

@@ -1,8 +1,8 @@
-"""`reward.reward_manager.name=terminal`: what the row's verifier said of the workspace that the trajectory left.
+"""`reward.reward_manager.name=terminal`: use the verdict of the row's verifier on the trajectory's workspace.
 
-The row's ``reward_model`` has the style ``workspace_verifier`` (`verl_tool.verification`); the agent loop has the
-verifier run at the trajectory's end and keeps what it said. Score: the verifier's reward, which is from 0 to 1; another
-number counts as 0. A trajectory that its own call ended in a fault has 0.
+The row's ``reward_model`` has the style ``workspace_verifier`` (`verl_tool.verification`). The agent loop runs the
+verifier at the end of the trajectory and records the verdict. Score: the verifier's reward, from 0 to 1; any other
+number counts as 0. A trajectory whose own call caused a fault gets 0.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from verl_tool.verification import STYLE
 
 class TerminalOptions(RewardOptions):
     right_from: float = Field(1.0, gt=0, le=1)
-    """The reward from which on a trajectory counts as right."""
+    """Minimum reward at which a trajectory counts as right."""
 
 
 @register("terminal")
 class TerminalRewardManager(GradingRewardManager[TerminalOptions]):
-    """Takes a verifier's word."""
+    """Returns the verifier's reward."""
 
     Options = TerminalOptions
     details = ("verified", "verify_seconds")
 
     async def grade(self, sample: Sample) -> Grade:
-        """Raises GraderFault if nothing was verified, by no fault of the trajectory's."""
+        """Return the verdict as a grade. Raises GraderFault if there is none for a reason other than the trajectory."""
         verdict, fault = sample.trajectory.verdict, sample.trajectory.fault
-        if fault is not None:  # its own call brought that about: `run_single` leaves out the others
+        if fault is not None:  # caused by the trajectory's own call: `run_single` excludes all others
             return Grade(0.0, False, {"verified": False})
         if verdict is None:
             words = f"its row needs reward_model.style={STYLE!r}, and verl-tool's agent loop"

@@ -1,8 +1,7 @@
-r"""`reward.reward_manager.name=torl`: mathematics with code, as in ToRL (arXiv 2503.23383).
+r"""`reward.reward_manager.name=torl`: grade mathematics with code, as in ToRL (arXiv 2503.23383).
 
-The last ``\boxed{…}`` of the model's own text against the ground truth, by math-verify. Score: `right` (1) or `wrong`
-(-1); `code_error_penalty` (0; the paper's ablation has -0.5) is added if any call ended in an error of the model's
-code.
+math-verify compares the last ``\boxed{…}`` of the model's text with the ground truth. Score: `right` (1) or `wrong`
+(-1). `code_error_penalty` (0; -0.5 in the paper's ablation) is added if a call ended in an error of the model's code.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ DETAILS = ("answered", "code_error")
 
 class ComparisonOptions(RewardOptions):
     compare_seconds: float = Field(10.0, gt=0)
-    """For one comparison, from when a process is at hand; past it the answer is wrong."""
+    """Deadline of one comparison, from when a process is free. After it, the answer is wrong."""
     compare_processes: int = Field(2, ge=1)
-    """Comparisons at a time, of one reward worker. Each process holds about 100 MB."""
+    """Maximum number of concurrent comparisons of one reward worker. Each process uses about 100 MB."""
     max_answer_chars: int = Field(1000, ge=1)
     """A longer answer is wrong unless it is the gold answer's text."""
 
@@ -45,12 +44,12 @@ class MathJudge:
         self._grader = MathGrader(options.compare_processes, min(options.compare_seconds, options.timeout_seconds))
 
     async def grade(self, sample: Sample) -> Grade:
-        """Raises GraderFault if the comparison fails."""
+        """Grade the last boxed answer. Raises GraderFault if the comparison fails."""
         return await self.grade_answer(sample, last_boxed(sample.text), last_boxes(sample.text))
 
     async def grade_answer(self, sample: Sample, answer: str | None, boxes: Sequence[str] = ()) -> Grade:
-        """As `grade`, of an answer that was found elsewhere. `boxes`: what all boxes at the end hold, which are the
-        answer together if the gold answer is a list, and each of which is it if they are equal."""
+        """Grade `answer`. `boxes` are the contents of all boxes at the end. If the gold answer is a list, the boxes
+        together may be the answer; otherwise each of them must be right."""
         options, gold = self._options, gold_answer(sample.ground_truth)
         right = await self._is_right(gold, answer)
         if not right and len(boxes) > 1:
@@ -79,7 +78,7 @@ class MathJudge:
 
 @register("torl")
 class ToRLRewardManager(GradingRewardManager[MathOptions]):
-    """Boxed answers by math-verify."""
+    """Compares boxed answers with math-verify."""
 
     Options: ClassVar[type[MathOptions]] = MathOptions
     details = DETAILS
@@ -94,7 +93,7 @@ class ToRLRewardManager(GradingRewardManager[MathOptions]):
 
 
 def gold_answer(ground_truth: Any) -> str:
-    r"""The ground truth as LaTeX, a ``\boxed`` around it taken off."""
+    r"""Return the ground truth as LaTeX, without a ``\boxed`` around it."""
     text = str(ground_truth)
     boxed = last_boxed(text)
     return text if boxed is None else boxed

@@ -59,7 +59,7 @@ class BranchPoint:
     edit: Edit | None = None
 
     @property
-    def begun(self) -> Trajectory:
+    def partial(self) -> Trajectory:
         """The trajectory up to the turn, its tokens as they are recorded."""
         return replace(
             self.trajectory,

@@ -84,7 +84,7 @@ class Continuation:
         the loop encodes it, and marked (`Segment.edited`). Raises what `Episode.run` raises, and ConfigError if an
         edited action is one that the model could not have written.
         """
-        row, loop, started = point.row, self.loop, point.begun
+        row, loop, partial = point.row, self.loop, point.partial
         uses_tools = self.tools is not None and row.use_tool and row.tools != ()
         episode = Episode(
             self._generator(point),
@@ -99,8 +99,8 @@ class Continuation:
             extra[TOOLS_FIELD] = list(row.tools)
         try:
             trajectory = await episode.run(
-                started.prompt_ids,
-                begun=started,
+                partial.prompt_ids,
+                partial=partial,
                 sampling_params=self.model.sampling_params,
                 trajectory_id=trajectory_id,
                 use_tool=uses_tools,
@@ -111,7 +111,7 @@ class Continuation:
             )
         finally:
             await episode.aclose()
-        return replace(trajectory, segments=_marked(trajectory.segments, len(started.segments), point))
+        return replace(trajectory, segments=_marked(trajectory.segments, len(partial.segments), point))
 
     def _generator(self, point: BranchPoint) -> Generator:
         if point.edit is None:

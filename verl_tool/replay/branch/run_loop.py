@@ -72,7 +72,7 @@ def run_loop(folder: Path, model: Path | None, *, of_validation: bool, temperatu
     return RunLoop(
         model,
         tokenizer,
-        (options.of_validation() if of_validation else options).model_copy(update=limits),
+        (options.for_validation() if of_validation else options).model_copy(update=limits),
         sampling,
         PromptRenderer(tokenizer, options, tools),
         LoopFormats(options.formats, tools),

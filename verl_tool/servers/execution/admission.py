@@ -1,4 +1,4 @@
-"""How much one replica takes on at a time, counted in entries of requests rather than in requests."""
+"""Limit the load of one replica, counted in entries of requests and not in requests."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from verl_tool.errors import ConfigError
 
 
 class Admission:
-    """A bounded number of places to run, and a bounded queue before them.
+    """A bounded number of slots for running entries, and a bounded queue before them.
 
-    An entry is admitted at the door (`admit`, at once or not at all) and waits for a place (`place`) where it is about
-    to run. Entries that a peer runs take part of the queue only.
+    `admit` accepts or rejects an entry immediately. Before it runs, the entry waits for a slot (`place`). Entries that
+    a peer runs count for the queue only.
     """
 
     def __init__(self, max_running: int, max_queued: int) -> None:
@@ -22,36 +22,36 @@ class Admission:
                 "the first must be at least 1, the second at least 0"
             )
         self.limit = max_running + max_queued
-        """The most entries inside at a time."""
+        """Maximum number of admitted entries."""
         self.inside = 0
-        """Entries admitted and not answered yet."""
+        """Number of entries that are admitted and not answered yet."""
         self.running = 0
-        """Entries that hold a place."""
+        """Number of entries that hold a slot."""
         self._places = asyncio.Semaphore(max_running)
         self._waiting: Counter[str] = Counter()
 
     @property
     def queued(self) -> int:
-        """Entries admitted that hold no place."""
+        """Number of admitted entries without a slot."""
         return self.inside - self.running
 
     def waiting(self, tool: str) -> int:
-        """Entries that wait for a place to run `tool`."""
+        """Return the number of entries that wait for a slot to run `tool`."""
         return self._waiting[tool]
 
     def admit(self, entries: int) -> bool:
-        """Let `entries` in if there is room for all of them; `release` them afterwards."""
+        """Admit `entries` if all of them fit within the limit. `release` them afterwards."""
         if self.inside + entries > self.limit:
             return False
         self.inside += entries
         return True
 
     def release(self, entries: int) -> None:
-        """They have been answered."""
+        """Release entries that have been answered."""
         self.inside -= entries
 
     def place(self, tool: str) -> Place:
-        """``async with`` it to hold a place while running `tool`, in the order of arrival."""
+        """Return an async context manager that holds a slot to run `tool`. Slots are given in the order of arrival."""
         return Place(self, tool)
 
     async def _take(self, tool: str) -> None:
@@ -68,7 +68,7 @@ class Admission:
 
 
 class Place:
-    """A place to run, held in an ``async with`` block."""
+    """A slot to run an entry, held within an ``async with`` block."""
 
     __slots__ = ("_admission", "_tool")
 

@@ -1,4 +1,4 @@
-"""Which tool takes which part of an action."""
+"""Find the calls in an action, and the tool that runs each."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from verl_tool.formats.load import specs_of
 from verl_tool.servers.tools.base import Tool
 
 IN_THREAD_CHARACTERS = 4 << 10
-"""Longer actions are read in a thread: an action of openings alone takes a microsecond a character."""
+"""Longer actions are searched in a thread. In the worst case, a search takes a microsecond per character."""
 AT_A_TIME_CHARACTERS = 8 << 10
-"""Of the other actions, so many characters are read before the event loop has its turn."""
+"""Maximum number of characters of other actions to search before the event loop runs other work."""
 
 
-# One thread: the event loop waits for a turn of the interpreter no longer than one search takes.
+# One thread, so that the event loop competes with only one search for the interpreter.
 _finder = ThreadPoolExecutor(1, thread_name_prefix="call-finder")
 
 
@@ -33,7 +33,7 @@ class MatchedCall:
 
 
 class CallFinder:
-    """Finds the calls of several tools in one action, each format's parser run once."""
+    """Finds the calls of several tools in one action. The parser of each format runs once."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._rank = {id(tool): i for i, tool in enumerate(tools)}
@@ -41,13 +41,13 @@ class CallFinder:
         self._tools_by_format = _tools_by_format(tools)
         self._own_ways = [tool for tool in tools if type(tool).recognise is not Tool.recognise]
         self._read = 0
-        """Characters read since the event loop had its turn."""
+        """Number of characters searched since the event loop last ran other work."""
         self._turn = asyncio.Lock()
 
     async def find_async(
         self, action: str, only: Sequence[Tool] | None = None, formats: Collection[str] | None = None
     ) -> tuple[list[MatchedCall], list[Call]]:
-        """As `find`, without holding up the event loop, however long the action is and however many there are."""
+        """Call `find` without blocking the event loop, for actions of any length and number."""
         length = len(action)
         if length > IN_THREAD_CHARACTERS:
             return await asyncio.get_running_loop().run_in_executor(_finder, self.find, action, only, formats)
@@ -61,7 +61,7 @@ class CallFinder:
         return self.find(action, only, formats)
 
     def direct(self, action: str, only: Sequence[Tool] | None = None) -> tuple[list[MatchedCall], list[Call]]:
-        """As `find`, for an action that is one JSON call and nothing else (`DIRECT_FIELD`)."""
+        """Find the call in an action that consists of one JSON call (`DIRECT_FIELD`). Returns the same as `find`."""
         call = DIRECT.find_calls(action)[0]
         receiver = self._by_name.get(call.name)
         if receiver is None or (only is not None and receiver not in only):
@@ -79,11 +79,10 @@ class CallFinder:
     def find(
         self, action: str, only: Sequence[Tool] | None = None, formats: Collection[str] | None = None
     ) -> tuple[list[MatchedCall], list[Call]]:
-        """The calls to run, in the order of the text, and those that no tool takes.
+        """Return the calls to run, in the order of the text, and the calls of unknown tools.
 
-        Of calls that overlap, the one that begins first is run, and of those that begin at the same place the one of
-        the tool that stands first in the list of tools. `only`: the other tools are as if they were not there;
-        `formats`: calls in others are none.
+        Of overlapping calls, the one that begins first is run, and of those that begin at the same position, that of
+        the first tool in the list. `only` restricts the tools, and `formats` the formats in which calls are found.
         """
         matched: list[MatchedCall] = []
         unknown: list[Call] = []
@@ -109,12 +108,12 @@ class CallFinder:
 
 
 def is_among(fmt: Format, formats: Collection[str]) -> bool:
-    """Whether `formats` names `fmt`."""
+    """Return whether `formats` names `fmt`."""
     return any(spec in formats for spec in specs_of(fmt))
 
 
 def _tools_by_format(tools: Sequence[Tool]) -> list[tuple[Format, dict[str, Tool]]]:
-    """Each format once, with the first tool of each name among those that recognise calls of it by name alone."""
+    """Return each format once, with the first tool of each name. Tools with their own `recognise` are left out."""
     formats: dict[int, tuple[Format, dict[str, Tool]]] = {}
     for tool in tools:
         for fmt in tool.formats:
@@ -126,7 +125,7 @@ def _tools_by_format(tools: Sequence[Tool]) -> list[tuple[Format, dict[str, Tool
 
 
 def _joined(matched: list[MatchedCall]) -> list[MatchedCall]:
-    """Calls of one tool that follow one another, as the tool wants them run (`Tool.join`)."""
+    """Join consecutive calls of one tool by `Tool.join`."""
     groups = [list(group) for _, group in groupby(matched, key=lambda match: id(match.tool))]
     return [
         MatchedCall(group[0].tool, call)

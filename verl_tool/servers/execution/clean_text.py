@@ -1,4 +1,4 @@
-"""What no observation holds, of whatever tool: characters that act on a terminal or hide text from a reader."""
+"""Remove characters from observations that act on a terminal or hide text from a reader."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _UNSAFE = re.compile(
 
 
 _AT_ONCE = 1 << 15
-"""Characters that are cleaned before other threads have their turn."""
+"""Number of characters that are cleaned before other threads may run."""
 _WRITTEN = {
     code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in range(0x2070) if _UNSAFE.match(chr(code))
 }
 
 
 def clean_text(text: str) -> str:
-    """`text` without sequences of a terminal; other control characters and marks of direction are written as Python
-    writes them, ``\\x00`` or ``\\u202e``. Takes time linear in the length."""
+    """Remove terminal sequences from `text`, and escape other control characters and marks of direction as in Python,
+    ``\\x00`` or ``\\u202e``. Takes time linear in the length."""
     if _UNSAFE.search(text) is None:
         return text
     if len(text) > _AT_ONCE:
-        # A sequence that is cut in two is written out.
+        # A sequence across two parts is escaped instead of removed.
         return "".join(clean_text(text[at : at + _AT_ONCE]) for at in range(0, len(text), _AT_ONCE))
     if "\x1b" in text:
         text = _SEQUENCES.sub("", text)

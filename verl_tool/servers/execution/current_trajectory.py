@@ -1,4 +1,4 @@
-"""Which trajectory the code that runs now runs for, so that what it logs can say so."""
+"""Track the trajectory for which code is running, so that log messages can name it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _now: ContextVar[str] = ContextVar("trajectory", default="")
 
 
 def trajectory_now() -> str:
-    """Its id; empty outside of any."""
+    """Return the id of the current trajectory, or an empty string if there is none."""
     return _now.get()
 
 
 @contextmanager
 def running_for(trajectory_id: str) -> Iterator[None]:
-    """Within the block, and in tasks that are started there, it is this trajectory."""
+    """Make this the current trajectory within the block, and in tasks that are started there."""
     token = _now.set(trajectory_id)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Tools in this process, as the loop asks for them."""
+"""Run tools in this process, with the interface that the loop uses."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from verl_tool.servers.tools import Tool
 
 
 class InProcessTools:
-    """A server's tools without the server; an async context manager, within which they run."""
+    """Runs a server's tools without the server. Use it as an async context manager."""
 
     def __init__(self, tools: Sequence[Tool], call_seconds: float | None = None) -> None:
-        """`call_seconds`: the longest that one call may take; None: as on a server."""
+        """`call_seconds` is the deadline of one call. It defaults to that of a server."""
         self._toolset = ToolSet(tools)
         self._call_seconds = call_seconds
 
     def describe(self) -> list[ToolDescription]:
-        """The tools, as ``GET /tools`` tells of them."""
+        """Describe the tools as ``GET /tools`` does."""
         return self._toolset.describe()
 
     async def __aenter__(self) -> InProcessTools:
@@ -39,6 +39,6 @@ class InProcessTools:
         finish: bool = False,
         is_last_step: bool = False,
     ) -> StepResult:
-        """The answer to one action."""
+        """Run one action and return the answer."""
         request = StepRequest(trajectory_id, action, step, finish, is_last_step, extra or {})
         return (await self._toolset.step([request], timeout_seconds=self._call_seconds))[0]

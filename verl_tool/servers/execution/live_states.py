@@ -1,4 +1,4 @@
-"""The trajectories that have a state of one tool, where the tool bounds their number or their idle time."""
+"""Track the trajectories with state of one tool, if the tool limits their number or their idle time."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ class LiveStates:
         self._name, self._max_live, self.ttl_seconds = tool.name, tool.max_live, tool.ttl_seconds
         self._clock = clock
         self._live: OrderedDict[int, tuple[ServedTrajectory, float]] = OrderedDict()
-        """By identity, with the time of its latest call, the longest ago first."""
+        """Trajectories by identity, with the time of their latest call, the oldest first."""
 
     def __len__(self) -> int:
         return len(self._live)
 
     def take(self, trajectory: ServedTrajectory) -> None:
-        """Count one more. Raises ToolFault ``overloaded`` if there are as many as may be."""
+        """Add a trajectory. Raises ToolFault ``overloaded`` if the maximum number is reached."""
         if self._max_live is not None and len(self._live) >= self._max_live:
             message = f"tool {self._name} serves {self._max_live} trajectories at once (max_live); send it again later"
             raise ToolFault(FaultKind.OVERLOADED, message, retryable=True)
         self._live[id(trajectory)] = (trajectory, self._clock())
 
     def touch(self, trajectory: ServedTrajectory) -> None:
-        """It calls the tool now."""
+        """Record that a trajectory calls the tool now."""
         self._live[id(trajectory)] = (trajectory, self._clock())
         self._live.move_to_end(id(trajectory))
 
     def release(self, trajectory: ServedTrajectory) -> None:
-        """Its state is closed."""
+        """Remove a trajectory whose state was closed."""
         self._live.pop(id(trajectory), None)
 
     def idle(self) -> list[ServedTrajectory]:
-        """Those that nobody has used for the time to live. Takes time in proportion to their number."""
+        """Return the trajectories that were idle for the time to live. Takes time proportional to their number."""
         found: list[ServedTrajectory] = []
         if self.ttl_seconds is None:
             return found

@@ -1,4 +1,4 @@
-"""What the model reads after its action: results put together, or why there is none."""
+"""Build the observation of an action: merge the results of its calls, or say why there are none."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from verl_tool.servers.tools.base import Tool, ToolResult
 
 
 def merge(trajectory_id: str, matched: Sequence[MatchedCall], results: Sequence[ToolResult]) -> StepResult:
-    """One answer to all calls of an action.
+    """Merge the results of all calls of an action into one answer.
 
-    Texts follow one another, rewards and metrics add up, and the action is valid if one of its calls was. If a result
-    has parts, all images and audios stand, at their places in the text, else the last of each. `results` may be shorter
-    than `matched`: a call ended the trajectory.
+    Texts are concatenated, rewards and metrics are added up, and the action is valid if one of its calls was. If a
+    result has parts, all images and audios are kept at their places in the text, else only the last of each. `results`
+    may be shorter than `matched` if a call ended the trajectory.
 
-    Raises ContentError if the images and audios are too many or too large together, or cannot be read.
+    Raises ContentError if the images and audios are together too many or too large, or cannot be read.
     """
     # zip stops where the results do.
     calls = [(match.call, result) for match, result in zip(matched, results, strict=False)]
@@ -53,7 +53,7 @@ def merge(trajectory_id: str, matched: Sequence[MatchedCall], results: Sequence[
 
 
 def _alone(trajectory_id: str, call: Call, result: ToolResult) -> StepResult:
-    """The usual case: one call."""
+    """Convert the result of a single call, which is the usual case."""
     return StepResult(
         trajectory_id,
         _render(call, result),
@@ -69,17 +69,17 @@ def _alone(trajectory_id: str, call: Call, result: ToolResult) -> StepResult:
 
 
 def unrunnable(reason: str) -> ToolResult:
-    """The answer to a call that its format, or its tool, cannot make anything of."""
+    """Return the answer to a call that its format or its tool cannot parse."""
     return ToolResult(f"Error: {reason}", valid=False, invalid_reason=reason)
 
 
 def with_error_metric(result: ToolResult) -> ToolResult:
-    """`result` with its `error` among the metrics, which travel to the trajectory's record."""
+    """Add the metric `error` to a failed result, so that it reaches the trajectory's record."""
     return replace(result, metrics={**result.metrics, "error": 1.0}) if result.error else result
 
 
 def not_run(limit: int) -> ToolResult:
-    """The answer to a call beyond the `limit` of one action."""
+    """Return the answer to a call beyond the `limit` of one action."""
     words = f"at most {limit} call{'s' if limit > 1 else ''} of one turn are run"
     return ToolResult(
         f"Error: {words}; this one was not. Send it in your next turn.", valid=False, invalid_reason=words
@@ -93,8 +93,8 @@ def not_understood(
     done: bool,
     formats: Collection[str] | None = None,
 ) -> StepResult:
-    """The answer to an action in which no tool found a call; `unknown` are the calls that name no tool here. `formats`:
-    the only ones that are looked for."""
+    """Return the answer to an action in which no tool found a call. `unknown` are calls of unknown tools, and `formats`
+    restricts the formats in which calls are found."""
     unknown = unknown or last_tag(request.action)
     if unknown and unknown[0].error is not None:
         reason = unknown[0].error
@@ -105,27 +105,27 @@ def not_understood(
     else:
         reason = "no tool call found"
         text = f"No tool call found. {_known(tools)} Name the tool in a tag, a code fence or a JSON tool call."
-    text = unknown[0].format.render(clean_text(text), unknown[0]) if unknown else _rendered(text, tools, formats)
+    text = unknown[0].format.render(clean_text(text), unknown[0]) if unknown else _render_text(text, tools, formats)
     return StepResult(request.trajectory_id, text, done, valid=False, invalid_reason=reason)
 
 
 def too_long(
     request: StepRequest, tools: Sequence[Tool], limit: int, done: bool, formats: Collection[str] | None = None
 ) -> StepResult:
-    """The answer to an action of more than `limit` characters."""
+    """Return the answer to an action of more than `limit` characters."""
     reason = f"the action has {len(request.action)} characters, and at most {limit} are read"
-    text = _rendered(f"Error: {reason}; write less in one turn.", tools, formats)
+    text = _render_text(f"Error: {reason}; write less in one turn.", tools, formats)
     return StepResult(request.trajectory_id, text, done, valid=False, invalid_reason=reason)
 
 
-def _rendered(text: str, tools: Sequence[Tool], formats: Collection[str] | None) -> str:
-    """`text` in the first format in which one of the tools is called."""
-    in_use = [fmt for tool in tools for fmt in tool.formats if formats is None or is_among(fmt, formats)]
-    return in_use[0].render(text) if in_use else text
+def _render_text(text: str, tools: Sequence[Tool], formats: Collection[str] | None) -> str:
+    """Render `text` in the first format of the tools."""
+    usable = [fmt for tool in tools for fmt in tool.formats if formats is None or is_among(fmt, formats)]
+    return usable[0].render(text) if usable else text
 
 
 def _with_parts(calls: Sequence[tuple[Call, ToolResult]]) -> tuple[str, object, object]:
-    """The text, in which tags stand for the images and audios beside it."""
+    """Return the text, in which tags stand for images and audios, then the images and the audios."""
     visible: list[Part] = []
     for call, result in calls:
         if result.parts:
@@ -139,7 +139,7 @@ def _with_parts(calls: Sequence[tuple[Call, ToolResult]]) -> tuple[str, object, 
 
 
 def _render(call: Call, result: ToolResult) -> str:
-    """A call that ends the trajectory without a word leaves nothing to read."""
+    """Render a result. A call that ends the trajectory without text gives an empty observation."""
     return "" if result.done and not result.text else call.format.render(clean_text(result.text), call)
 
 

@@ -23,23 +23,23 @@ log = logging.getLogger(__name__)
 FORK = "fork"
 """In the place of a tool's name where a fork waits for a place."""
 _BEGIN_AT_A_TIME = 128
-"""Entries of a batch that are begun before the event loop has its turn."""
+"""Number of entries of a batch to start before the event loop runs other work."""
 
 
 class ToolSet:
-    """Several tools behind one `step`.
+    """Serves the actions of many trajectories with several tools.
 
-    An action's calls are found in all tools' formats, run in the order of the text, and their observations are put
-    together, each rendered in the format of its call. One trajectory's actions run one after the other, different
-    trajectories at the same time.
+    The calls of an action are found in the formats of all tools and run in the order of the text. Their observations
+    are joined, each rendered in the format of its call. Actions of one trajectory run one after the other, those of
+    different trajectories concurrently.
 
-    Exactly once: a request that carries a step is run once and its answer recorded; sent again, it is answered from the
-    record, or waits for the run that is going on. A run whose caller has left goes on if its step is recorded, and is
-    cancelled otherwise.
+    A request with a step is run exactly once, and its answer is recorded. If it is sent again, it is answered from the
+    record or waits for the run in progress. If the caller disconnects, a run with a step continues, and a run without
+    one is cancelled.
 
-    `state_ttl_seconds`: an idle trajectory's state is freed after it. `record_ttl_seconds`: how long the answer to a
-    step is known. `call_timeout_seconds`: the longest that one action may take, its wait for its turn included.
-    `max_calls`: calls of one action that are run, at most and if None `MAX_CALLS`; one beyond is refused.
+    `state_ttl_seconds` is the idle time after which a trajectory's state is freed, and `record_ttl_seconds` the time
+    for which answers are recorded. `call_timeout_seconds` is the deadline of one action, including the wait for its
+    turn. `max_calls` limits the calls per action, to `MAX_CALLS` by default and at most.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ToolSet:
         self._closing = False
 
     def __len__(self) -> int:
-        """Live trajectories that are remembered."""
+        """Number of live trajectories in the table."""
         return len(self._table)
 
     async def start(self) -> None:

@@ -1,8 +1,8 @@
-"""What one replica remembers of its trajectories: their state, and the answers to their latest steps.
+"""The table of a replica's trajectories: their states, and the answers to their latest steps.
 
-Plain data and bookkeeping: nothing here waits, runs a tool or closes a state. Whoever removes a trajectory gets it
-back and closes its states. Three bounds hold at all times: the number of trajectories, the bytes of recorded answers,
-and the number of trajectories remembered as lost. The least recently used goes first.
+This module only keeps data: it never waits, runs a tool or closes a state. A callback receives each removed trajectory
+and closes its states. Three limits always hold: the number of trajectories, the bytes of recorded answers, and the
+number of trajectories recorded as lost. The least recently used is removed first.
 """
 
 from __future__ import annotations
@@ -20,60 +20,60 @@ from verl_tool.protocol import FaultKind, StepRequest, StepResult
 from verl_tool.servers.tools.base import ToolResult
 
 _RECORD_OVERHEAD_BYTES = 600
-"""Rough size of a record's Python objects without the texts in it."""
+"""Approximate size of a record's Python objects without its texts."""
 
 
 @dataclass(slots=True)
 class TrajectoryEntry:
-    """One step of one trajectory, so that it runs once however often it is sent."""
+    """The record of one step of one trajectory, because of which a repeated step runs only once."""
 
     fingerprint: int
-    """Hash of the action: the same step with another action is a caller's mistake, not a retry."""
+    """Hash of the action. The same step with another action is a mistake of the caller and not a retry."""
     task: asyncio.Task[StepResult] | None = None
     """The run in progress."""
     progress: list[ToolResult] = field(default_factory=list)
-    """Results of the action's calls that ran before a retryable fault stopped it; a retry goes on behind them."""
+    """Results of the action's calls before a retryable fault. A retry continues after them."""
     result: StepResult | None = None
     """The answer, once there is one."""
     size: int = 0
-    """Bytes, roughly."""
+    """Approximate size in bytes."""
     finished: float = 0.0
-    """When the answer was there, on the monotonic clock, seconds."""
+    """Time of the answer in seconds, on the monotonic clock."""
 
 
 @dataclass(slots=True)
 class ServedTrajectory:
-    """One live trajectory."""
+    """A live trajectory."""
 
     id: str
     last_used: float
-    """Monotonic clock, seconds."""
+    """Time of the last use in seconds, on the monotonic clock."""
     states: dict[str, Any] = field(default_factory=dict)
-    """By name of the tool that has been called; None for a stateless tool."""
+    """States by the names of the tools that were called; None for a stateless tool."""
     records: dict[int, TrajectoryEntry] = field(default_factory=dict)
-    """By step."""
+    """Records by step."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while one of its actions runs."""
+    """Lock that is held while one of the trajectory's actions runs."""
     highest_step: int = -1
     users: int = 0
-    """Requests that are in it now; only an idle one (0) is ever removed."""
+    """Number of requests that use the trajectory. It is only removed at 0."""
     entered: int = 0
-    """Steps that were ever sent to it."""
+    """Number of steps that were ever sent to the trajectory."""
     forked_from: tuple[str, int] | None = None
-    """The trajectory whose states it has copies of, and how many steps that had been sent then."""
+    """The trajectory from which the states were copied, and its value of `entered` at that time."""
     whole: bool = True
-    """False while the states of the one that it is forked from are being copied."""
+    """False while the states of the original are being copied."""
     over: bool = False
-    """A tool ended it: its states are freed, its last answers are still known."""
+    """Whether a tool has ended the trajectory. Its states are freed, but its last answers are still recorded."""
     closed: bool = False
-    """It is no longer in the table."""
+    """Whether the trajectory was removed from the table."""
 
 
 class TrajectoryTable:
     """All live trajectories of one replica.
 
-    `stateful`: an unknown trajectory beyond step 0 had its state elsewhere or long ago: it is refused (``state_lost``).
-    `on_removed` gets every trajectory that is taken out.
+    If `stateful`, an unknown trajectory beyond step 0 is rejected with ``state_lost``, since it had its state elsewhere
+    or long ago. `on_removed` is called with each removed trajectory.
     """
 
     def __init__(
@@ -125,18 +125,18 @@ class TrajectoryTable:
         )
 
     def get(self, trajectory_id: str) -> ServedTrajectory | None:
-        """The live trajectory of that id, without touching it."""
+        """Return the live trajectory with that id, without marking it as used."""
         return self._live.get(trajectory_id)
 
     def knows(self, trajectory_id: str) -> bool:
-        """Whether it lives here, or it is remembered how its state was lost."""
+        """Return whether a trajectory is live here, or recorded as lost."""
         lost = self._lost.get(trajectory_id)
         return trajectory_id in self._live or (lost is not None and lost[1] >= self._clock())
 
     def enter(self, request: StepRequest) -> ServedTrajectory:
-        """The trajectory of `request`, made if it may be made; `leave` it afterwards.
+        """Return the trajectory of `request`, and create it if possible. `leave` it afterwards.
 
-        Raises ToolFault: ``state_lost`` if its state is gone, ``overloaded`` if there is no room for another.
+        Raises ToolFault: ``state_lost`` if its state is lost, ``overloaded`` if the table is full.
         """
         trajectory = self._unexpired(request.trajectory_id)
         if trajectory is not None and trajectory.over and not self._repeats(trajectory, request):
@@ -149,13 +149,13 @@ class TrajectoryTable:
         return trajectory
 
     def enter_fork(self, source_id: str, new_id: str) -> tuple[ServedTrajectory, ServedTrajectory]:
-        """A live trajectory, and a new one beside it that has no states yet; `leave` both afterwards.
+        """Return a live trajectory, and a new one without states that continues its steps. `leave` both afterwards.
 
-        The new one may be there already, forked from this one, if nothing was sent to either since: the same fork is
-        asked for again. Steps that the first has had are behind the second too.
+        If the new one already exists as a fork of the same trajectory, and nothing was sent to either since, this is a
+        repeated request for the same fork.
 
-        Raises ToolFault: ``state_lost`` if the first is not known, ``bad_request`` if the second id is in use,
-        ``overloaded`` if there is no room for another.
+        Raises ToolFault: ``state_lost`` if the first is unknown, ``bad_request`` if the second id is in use,
+        ``overloaded`` if the table is full.
         """
         source = self._unexpired(source_id)
         if source is None or source.over:
@@ -175,16 +175,16 @@ class TrajectoryTable:
         return source, branch
 
     def leave(self, trajectory: ServedTrajectory) -> None:
-        """Give back what `enter` gave. A stateless trajectory without a record is forgotten at once."""
+        """Release a trajectory of `enter`. A stateless trajectory without a record is removed at once."""
         trajectory.users -= 1
         trajectory.last_used = self._clock()
         if not trajectory.closed and self._is_nothing(trajectory):
             self.remove(trajectory)
 
     def open_record(self, trajectory: ServedTrajectory, request: StepRequest) -> TrajectoryEntry:
-        """The record of the request's step, made if the step is new.
+        """Return the record of the request's step, and create it if the step is new.
 
-        Raises ToolFault ``bad_request`` if the step was run with another action, or is so old that it is forgotten.
+        Raises ToolFault ``bad_request`` if the step was run with another action, or its record was dropped.
         """
         step, fingerprint = request.step or 0, hash(request.action)
         record = trajectory.records.get(step)

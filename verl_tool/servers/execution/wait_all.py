@@ -1,4 +1,4 @@
-"""Waiting for several tasks at a small price."""
+"""Wait for several tasks with little overhead."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 
 async def wait_all(tasks: Collection[asyncio.Task[Any]], seconds: float | None) -> None:
-    """Wait until all `tasks` are done, or `seconds` have passed. Like `asyncio.wait`, it cancels and raises nothing of
-    theirs; it returns nothing either, and costs half as much."""
+    """Wait until all `tasks` are done, or `seconds` have passed. Like `asyncio.wait`, it neither cancels tasks nor
+    raises their exceptions. It returns nothing and costs half as much."""
     left = sum(not task.done() for task in tasks)
     if not left:
         return

@@ -1,4 +1,4 @@
-"""Ends a training from a thread that watches it: by an exception where the main thread waits, or else by force."""
+"""Abort a training from a thread that watches it: raise in the main thread, or else end the process by force."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from types import FrameType
 from verl_tool.errors import VerlToolError
 
 EXIT_CODE = 75
-"""Of a process that was ended by force (EX_TEMPFAIL)."""
+"""Exit code of a process that was ended by force (EX_TEMPFAIL)."""
 GRACE = 30.0
-"""Seconds that the main thread has to get out of what it does."""
+"""Time in seconds for the main thread to stop."""
 _SIGNAL = signal.SIGUSR1
 
 
 class TrainingAbortedError(VerlToolError):
-    """What a thread that watches the training found."""
+    """A thread that watches the training aborted it."""
 
 
 class _Training:
-    """One training under way in this process's main thread."""
+    """A training in progress in this process's main thread."""
 
     def __init__(self) -> None:
         self.cause: TrainingAbortedError | None = None
@@ -36,7 +36,7 @@ _under_way: _Training | None = None
 
 @contextmanager
 def aborted_by_watchers() -> Iterator[None]:
-    """Within the block, `abort_training` raises its error here. For the main thread."""
+    """Within this block, `abort_training` raises its error here. Use it in the main thread."""
     global _under_way
     training = _under_way = _Training()
     signal.signal(_SIGNAL, _raise)
@@ -47,16 +47,15 @@ def aborted_by_watchers() -> Iterator[None]:
             raise
         raise training.cause from None
     finally:
-        # Not as it was before: a watcher may just now be on its way.
+        # Do not restore the old handler: a watcher may be sending the signal right now.
         signal.signal(_SIGNAL, signal.SIG_IGN)
         _under_way = None
         training.left.set()
 
 
 def abort_training(cause: TrainingAbortedError) -> None:
-    """End the training under way in this process, or without one the process. For any thread but the main one.
-
-    Of several causes the first counts.
+    """Abort the training in this process or, if there is none, end the process. Call it from any thread but the main
+    thread. If it is called several times, the first cause is raised.
     """
     print(cause, file=sys.stderr, flush=True)
     training = _under_way
@@ -69,5 +68,5 @@ def abort_training(cause: TrainingAbortedError) -> None:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    # The only exception that gets through `ray.get` while it waits.
+    # The only exception that interrupts a waiting `ray.get`.
     raise KeyboardInterrupt

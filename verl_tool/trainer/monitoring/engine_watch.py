@@ -1,4 +1,4 @@
-"""Looks after the rollout engines: one that died shows in a rollout as an error, in a weight sync as silence."""
+"""Monitor the rollout engines. Without this, a weight sync with an engine that died would wait in silence."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from collections.abc import Callable, Sequence
 from verl_tool.trainer.monitoring.abort import TrainingAbortedError, abort_training
 
 INTERVAL = 5.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 TIMEOUT = 30.0
-"""Seconds that an engine's server has to answer. One that is busy is late; that is no death."""
+"""Deadline in seconds for an engine's server to answer. A late answer means a busy engine and not a dead one."""
 REFUSALS = 3
-"""Looks in a row that find nobody at an address, before its server counts as gone."""
+"""Number of failed connections in a row after which a server counts as lost."""
 
 
 class EngineLostError(TrainingAbortedError):
-    """A rollout engine, or the server in front of it, is no more."""
+    """A rollout engine, or the server in front of it, has died."""
 
 
 class EngineWatch:
-    """Asks each engine's server for ``GET /health`` every few seconds: vLLM's and SGLang's answer 503 for the dead."""
+    """Requests ``GET /health`` from each engine's server every few seconds. vLLM and SGLang answer 503 if one is
+    dead."""
 
     def __init__(
         self,
@@ -29,7 +30,7 @@ class EngineWatch:
         on_lost: Callable[[EngineLostError], None] = abort_training,
         interval: float = INTERVAL,
     ) -> None:
-        """Addresses as ``host:port``; an empty one is of an engine that there is not."""
+        """`addresses` have the form ``host:port``. Empty ones are ignored."""
         self._refused = dict.fromkeys(filter(None, addresses), 0)
         self._on_lost = on_lost
         self._interval = interval
@@ -37,22 +38,22 @@ class EngineWatch:
         self._thread = threading.Thread(target=self._watch, name="engine watch", daemon=True)
 
     def start(self) -> None:
-        """Watch from now on, to the end of the process or `stop`."""
+        """Watch until the end of the process, or until `stop` is called."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._stopped.set()
 
     def _watch(self) -> None:
         while not self._stopped.wait(self._interval):
             for address in self._refused:
-                lost = self._look(address)
+                lost = self._check(address)
                 if lost is not None:
                     self._on_lost(lost)
                     return
 
-    def _look(self, address: str) -> EngineLostError | None:
+    def _check(self, address: str) -> EngineLostError | None:
         try:
             status = _health(address)
         except (ConnectionError, http.client.HTTPException) as error:
@@ -61,7 +62,7 @@ class EngineWatch:
                 return None
             return EngineLostError(f"the server of the rollout engine at {address} is gone ({error}); {_ADVICE}")
         except OSError:
-            # Late, or a passing trouble of the network.
+            # A late answer, or a transient network failure.
             return None
         self._refused[address] = 0
         if status == http.client.SERVICE_UNAVAILABLE:
@@ -70,9 +71,9 @@ class EngineWatch:
 
 
 _ADVICE = (
-    "look above for its last words, and in the kernel's log for a process ended for want of memory "
-    "(then lower rollout.gpu_memory_utilization, or what the engine holds at once); "
-    "the same command goes on from the last checkpoint"
+    "check its last messages above, and the kernel's log for a process killed for lack of memory "
+    "(then lower rollout.gpu_memory_utilization, or the engine's number of concurrent requests); "
+    "the same command resumes from the last checkpoint"
 )
 
 

@@ -1,4 +1,4 @@
-"""What ended a training, in words."""
+"""Describe what ended a training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verl_tool.trainer.run_folder.checkpoints import latest_step
 
 
 def disk_full_message(config: DictConfig, error: Exception) -> str:
-    """What ended the training, how much room is left where, how to go on, and what was raised."""
+    """Describe the failure, the free disk space, how to resume, and the exception."""
     from verl_tool.trainer.preflight.memory import GB
     from verl_tool.trainer.preflight.resources import free_bytes
 
@@ -33,13 +33,13 @@ def disk_full_message(config: DictConfig, error: Exception) -> str:
 
 
 def innermost(error: RayTaskError) -> RayTaskError:
-    """The error of the process where it began: an error holds those of all processes that it went through."""
+    """Return the error of the process where it started. Ray wraps it once per process that it passes through."""
     while isinstance(error.cause, RayTaskError):
         error = error.cause
     return error
 
 
 def cause_of(error: Exception) -> str:
-    """What began it, in a line or two."""
+    """Describe the original error in a line or two."""
     cause = innermost(error).cause if isinstance(error, RayTaskError) else error
     return str(cause) if isinstance(cause, VerlToolError) else f"{type(cause).__name__}: {cause}"

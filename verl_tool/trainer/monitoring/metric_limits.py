@@ -1,7 +1,7 @@
-"""Which of a training's metrics should stay where, and a line in the log when one does not.
+"""Check that a training's metrics stay within limits, and log a warning when one does not.
 
-The limits are the config's group `metric_limits`; what each means stands in `RULES`, and in `ToolUseCollapse` for that
-of calls, which takes more than one metric.
+The limits are set in the config group `metric_limits`. `RULES` defines them, except for the limit on tool calls, which
+needs several metrics and is in `ToolUseCollapse`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 OLDEST = "training/off_policy/trajectory_staleness_worst/max"
-"""verl's metric: how many updates behind the trained policy the oldest token of a step's trajectories is."""
+"""verl's metric for the age, in updates, of the oldest token in a step's trajectories."""
 FRESH_DIFF = "training/rollout_probs_diff_fresh"
-"""Prefix of metrics: how far engine and trainer are apart where both had the same weights."""
+"""Prefix of metrics that compare the probabilities of engine and trainer with the same weights."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Rule:
 
     metric: str
     falling: bool
-    """False: the metric stays at or below the limit, and above minus that. True: it stays at or above this share of its
-    highest value yet."""
+    """If False, the absolute value must not exceed the limit. If True, the metric must not fall below this share of its
+    highest value so far."""
     advice: str
     fresh_metric: str | None = None
-    """Replaces `metric` in a step that trains on what older weights sampled."""
+    """Replaces `metric` in a step that trains on samples of older weights."""
 
     def metric_for(self, metrics: Mapping[str, float]) -> str:
-        """The name of what is compared with the limit in the step of these metrics."""
+        """Return the name of the metric to compare with the limit in the step of these metrics."""
         stale = metrics.get(OLDEST, 0) > 0
         return self.fresh_metric if stale and self.fresh_metric is not None else self.metric
 
@@ -45,48 +45,48 @@ RULES: Mapping[str, Rule] = {
     "ppo_kl": Rule(
         "actor/ppo_kl",
         False,
-        "the update moves the policy too far: lower actor.optim.lr, raise actor.optim.lr_warmup_steps, or take fewer "
+        "the update moves the policy too far: lower actor.optim.lr, raise actor.optim.lr_warmup_steps, or use fewer "
         "mini-batches a step (actor.ppo_mini_batch_size)",
     ),
     "clip_fraction": Rule(
         "actor/pg_clipfrac",
         False,
-        "much of the gradient is cut off: lower actor.optim.lr, or take fewer mini-batches a step",
+        "much of the gradient is cut off: lower actor.optim.lr, or use fewer mini-batches per step",
     ),
     "grad_norm": Rule(
         "actor/grad_norm",
         False,
-        "one batch pulls hard: lower actor.optim.lr, take larger batches, and look for odd rewards in trajectories/",
+        "one batch dominates: lower actor.optim.lr, use larger batches, and check trajectories/ for odd rewards",
     ),
     "entropy_share": Rule(
         "actor/entropy",
         True,
-        "the policy explores no more: raise actor.entropy_coeff, actor.clip_ratio_high or rollout.temperature, and see "
-        "in trajectories/ whether it repeats one answer",
+        "the policy no longer explores: raise actor.entropy_coeff, actor.clip_ratio_high or rollout.temperature, and "
+        "check in trajectories/ whether it repeats one answer",
     ),
     "probability_difference": Rule(
         "training/rollout_probs_diff_mean",
         False,
-        "engine and trainer disagree on the same tokens: check the weight sync, the dtypes and that both have one "
-        "vocabulary; algorithm.rollout_correction weighs what is left",
+        "engine and trainer disagree on the same tokens: check the weight sync, the dtypes and that both have the same "
+        "vocabulary; algorithm.rollout_correction corrects for the rest",
         fresh_metric=f"{FRESH_DIFF}_mean",
     ),
     "excluded": Rule(
         "agent/excluded",
         False,
-        "these trajectories teach nothing: agent/fault/* tells the causes, trajectories/ each one",
+        "these trajectories are not trained on: agent/fault/* has the causes, trajectories/ has each trajectory",
     ),
 }
-"""By the limit's name in the config."""
+"""Rules by the name of the limit in the config."""
 CALLS_SHARE = "tool_calls_share"
-"""Name of the limit that `ToolUseCollapse` looks at."""
+"""Name of the limit that `ToolUseCollapse` checks."""
 
 
 class MetricWatch:
-    """Says when a metric leaves its range, and when it is back. Knows of one start of a run."""
+    """Reports when a metric leaves its range, and when it is back. It starts anew when a run is resumed."""
 
     def __init__(self, limits: Mapping[str, float | None]) -> None:
-        """`limits`: by name, as in `RULES`; None is no limit. Raises ConfigError."""
+        """`limits` has the names of `RULES`; None means no limit. Raises ConfigError for an unknown or wrong limit."""
         unknown = sorted(set(limits) - {*RULES, CALLS_SHARE})
         if unknown:
             raise ConfigError(f"metric_limits.{unknown[0]} is unknown; known: {', '.join([*RULES, CALLS_SHARE])}")
@@ -101,30 +101,30 @@ class MetricWatch:
         self._highest: dict[str, float] = {}
         self._outside: set[str] = set()
 
-    def look(self, metrics: Mapping[str, float], step: int) -> list[str]:
-        """What to say of a step's metrics. It is written to the log too."""
+    def check(self, metrics: Mapping[str, float], step: int) -> list[str]:
+        """Check a step's metrics. Returns the warnings, which are logged too."""
         lines = [
-            self._judge(name, metric, float(metrics[metric]), step)
+            self._check_limit(name, metric, float(metrics[metric]), step)
             for name in self._limits
             if (metric := RULES[name].metric_for(metrics)) in metrics
         ]
         if self._calls is not None:
-            lines.append(self._calls.look(metrics, step))
+            lines.append(self._calls.check(metrics, step))
         reported = [line for line in lines if line is not None]
         for line in reported:
             logger.warning("%s", line)
         return reported
 
-    def _judge(self, name: str, metric: str, value: float, step: int) -> str | None:
+    def _check_limit(self, name: str, metric: str, value: float, step: int) -> str | None:
         rule, limit = RULES[name], self._limits[name]
         if rule.falling:
-            # Not `max`, which may keep a value that is no number; such a value is outside of every range.
+            # `max` could keep a NaN. NaN is outside of every range.
             if value > self._highest.get(name, -math.inf):
                 self._highest[name] = value
             highest = self._highest.get(name, math.nan)
             inside, description = value >= limit * highest, f"{limit:g} of its highest value, {highest:.3g}"
         else:
-            # verl's KL is the mean of a difference of log-probabilities: it is below 0 where the sampled ones rose.
+            # verl's KL is a mean difference of log-probabilities. It is negative if those of the samples rose.
             inside, description = abs(value) <= limit, f"{limit:g}"
         where = f"step {step}: {metric} is {value:.3g}"
         if inside == (name not in self._outside):

@@ -1,4 +1,4 @@
-"""The metrics that a run has left in its folder."""
+"""Read the metrics in a run's folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_tool.errors import ConfigError
 from verl_tool.util.confined_files import open_confined
 
 _MAX_LINE = 16 << 20
-"""Bytes of one step's metrics."""
+"""Maximum size in bytes of one step's metrics."""
 _START = re.compile(r"metrics\.(\d{1,9})\.jsonl", re.ASCII)
 Metrics = list[tuple[int, dict[str, float]]]
 """Step and metrics of each step, in order."""
@@ -22,22 +22,22 @@ Metrics = list[tuple[int, dict[str, float]]]
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric over the steps at which it was told."""
+    """One metric over the steps at which it was logged."""
 
     steps: list[int]
     values: list[float]
 
 
 def metrics_files(run: Path) -> list[Path]:
-    """One for each start of the run, in order: ``metrics.1.jsonl`` …, and ``metrics.jsonl`` of the last."""
+    """Return one file per start of the run, in order: ``metrics.1.jsonl`` …, and ``metrics.jsonl`` for the last."""
     earlier = [(int(m[1]), path) for path in run.glob("metrics.*.jsonl") if (m := _START.fullmatch(path.name))]
     return [*(path for _, path in sorted(earlier)), run / "metrics.jsonl"]
 
 
 def entries(path: Path, problems: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """``step`` and ``data`` of each line of a metrics file; a last line that is still being written is left out.
+    """Yield the ``step`` and ``data`` of each line of a metrics file. An incomplete last line is left out.
 
-    Raises ConfigError for any other line that is none; with `problems`, such lines are told there, and left out.
+    Raises ConfigError for any other invalid line. If `problems` is set, such lines are left out and described there.
     """
     with open_confined(path, path.parent) as file:
         for number in itertools.count(1):
@@ -64,10 +64,9 @@ def entries(path: Path, problems: list[str] | None = None) -> Iterator[dict[str,
 
 
 def read_metrics(run: Path, problems: list[str] | None = None) -> Metrics:
-    """All starts of a run. Of a step that was made again, the last time counts.
+    """Read the metrics of all starts of a run. If a step was repeated, the last values count.
 
-    Raises FileNotFoundError if there are none, and ConfigError for a line that is no metrics unless there is a list of
-    `problems`, as of `entries`.
+    Raises FileNotFoundError if there are no metrics. Invalid lines are handled as in `entries`.
     """
     metrics: dict[int, dict[str, float]] = {}
     for path in metrics_files(run):
@@ -77,6 +76,6 @@ def read_metrics(run: Path, problems: list[str] | None = None) -> Metrics:
 
 
 def curve(metrics: Metrics, name: str) -> Curve:
-    """A metric's course. Steps that do not tell it are left out."""
-    description = [(step, data[name]) for step, data in metrics if name in data]
-    return Curve([step for step, _ in description], [value for _, value in description])
+    """Return one metric by step. Steps without it are left out."""
+    points = [(step, data[name]) for step, data in metrics if name in data]
+    return Curve([step for step, _ in points], [value for _, value in points])

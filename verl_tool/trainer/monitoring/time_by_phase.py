@@ -1,4 +1,4 @@
-"""Where the time of a run went, from its metrics."""
+"""Sum up the time of a run by phase, from its metrics."""
 
 from __future__ import annotations
 
@@ -20,31 +20,30 @@ PHASES: Mapping[str, tuple[str, ...]] = {
 }
 """Names of verl's timers (``timing_s/NAME``, seconds) by phase."""
 OTHER = "other"
-"""What of the steps no timer tells."""
+"""Phase for the time of steps that no timer covers."""
 _TIMER = "timing_s/"
 _OUTSIDE_STEPS = ("set-up", "validation")
 
 
 def time_by_phase(run: Path) -> dict[str, float]:
-    """Seconds that a run spent in each phase, over all its starts; phases without any are left out.
+    """Return the seconds that a run spent in each phase, over all its starts. Phases without time are left out.
 
-    Steps that were made twice count twice.
-    Raises FileNotFoundError if there are no metrics.
+    Repeated steps count each time. Raises FileNotFoundError if there are no metrics.
     """
-    description: dict[str, float] = {}
+    timers: dict[str, float] = {}
     for path in metrics_files(run):
         for entry in entries(path):
             for name, value in entry["data"].items():
                 if name.startswith(_TIMER):
-                    description[name] = description.get(name, 0.0) + value
-    seconds = {phase: sum(description.get(_TIMER + name, 0.0) for name in names) for phase, names in PHASES.items()}
+                    timers[name] = timers.get(name, 0.0) + value
+    seconds = {phase: sum(timers.get(_TIMER + name, 0.0) for name in names) for phase, names in PHASES.items()}
     inside = sum(value for phase, value in seconds.items() if phase not in _OUTSIDE_STEPS)
-    seconds[OTHER] = max(0.0, description.get(f"{_TIMER}step", 0.0) - inside)
+    seconds[OTHER] = max(0.0, timers.get(f"{_TIMER}step", 0.0) - inside)
     return {phase: value for phase, value in seconds.items() if value}
 
 
 def phase_table(run: Path) -> Table:
-    """`time_by_phase` to print."""
+    """Format `time_by_phase` as a table."""
     seconds = time_by_phase(run)
     whole = sum(seconds.values())
     table = Table("phase", "seconds", "share", title="time by phase")

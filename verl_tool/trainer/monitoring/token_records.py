@@ -1,8 +1,7 @@
-"""What the trainer knows of each token of a step's trajectories, in a file beside their records.
+"""Store the trainer's values for each token of a step's trajectories in a file next to their records.
 
-``step_3.tokens.npz``, of numpy's form, belongs to ``step_3.jsonl``. Per trajectory it has the line of its record and of
-each token behind the prompt, the advantage, the trainer's log-probability before the update, and whether it is in the
-loss.
+``step_3.tokens.npz``, in numpy's format, belongs to ``step_3.jsonl``. For each trajectory it has the line of its record
+and, for each response token, the advantage, the trainer's log-probability before the update, and the loss mask.
 """
 
 from __future__ import annotations
@@ -19,16 +18,17 @@ from verl_tool.util.atomic_files import atomic_write
 from verl_tool.util.confined_files import open_confined
 
 COLUMNS: Mapping[str, str] = {"advantages": "f4", "log_probs": "f4", "mask": "u1"}
-"""Types of the columns by their names. Each is one array of all tokens, trajectory behind trajectory."""
+"""Types of the columns by name. Each column is one array with the tokens of all trajectories one after the other."""
 Tokens = Mapping[str, Sequence[np.ndarray | Sequence[float]]]
-"""Some of `COLUMNS`, each with one array a trajectory. [response_length]"""
+"""Some of `COLUMNS`, each with one array per trajectory. [response_length]"""
 
 
 class TokenRecords:
-    """Writes the files of a run."""
+    """Writes the token records of a run."""
 
     def __init__(self, folder: Path | None, every: int) -> None:
-        """`folder=None` writes none; nor does `every=0`. Raises ConfigError if `every` is below 0."""
+        """Write every `every` steps. `folder=None` or `every=0` disables it. Raises ConfigError if `every` is below
+        0."""
         if every < 0:
             raise ConfigError(f"token_records_every is {every}; give the steps from one to the next, or 0")
         self._folder = folder
@@ -38,11 +38,11 @@ class TokenRecords:
         self._columns: dict[str, list[np.ndarray]] = {}
 
     def is_due(self, step: int) -> bool:
-        """Whether this step's tokens are kept."""
+        """Return whether to write this step's tokens."""
         return self._folder is not None and self._every > 0 and step % self._every == 0
 
     def add(self, step: int, lines: Sequence[int], tokens: Tokens) -> None:
-        """Keep a batch. `lines` of its trajectories' records, counted from 0. A step may have more than one batch."""
+        """Write a batch. `lines` are those of its trajectories' records, from 0. A step may have several batches."""
         if self._folder is None:
             return
         path = tokens_path(self._folder / f"step_{step}.jsonl")
@@ -62,8 +62,8 @@ def in_record_order(
 ) -> list[np.ndarray]:
     """Join the rows of each rollout to one array, in the order of the record's response.
 
-    rows: one array a row, rollout behind rollout. [response_length] places: of each row, start and length of its pieces
-    in the record's response. counts: rows of each rollout.
+    `rows` has one array per row, ordered by rollout. [response_length] `places` has the start and length of each row's
+    pieces in the record's response, and `counts` the number of rows per rollout.
     """
     joined, at = [], 0
     for count in counts:
@@ -80,14 +80,14 @@ def in_record_order(
 
 
 def tokens_path(records: Path) -> Path:
-    """The file beside a file of records."""
+    """Return the path of the token records for a file of records."""
     return records.with_suffix(".tokens.npz")
 
 
 def tokens_of(records: Path, line: int, folder: Path | None = None) -> dict[str, np.ndarray]:
-    """The columns of the trajectory in this line of a file of records; empty if they were not stored.
+    """Read the columns of the trajectory in one line of a file of records. Returns nothing if they were not stored.
 
-    `folder`: what links may not lead out of; default: that of the records.
+    Links must not lead out of `folder`, by default the folder of the records.
     """
     arrays = _arrays(records, folder)
     found = np.flatnonzero(arrays["lines"] == line) if arrays else np.zeros(0, "i8")
@@ -99,7 +99,7 @@ def tokens_of(records: Path, line: int, folder: Path | None = None) -> dict[str,
 
 
 def mean_advantages(records: Path, rows: int, folder: Path | None = None) -> np.ndarray:
-    """Mean advantage of the tokens in the loss, by line of a file of `rows` records; NaN where none is known. [rows]"""
+    """Return the mean advantage of the tokens in the loss for each of `rows` records; NaN if it is unknown. [rows]"""
     means = np.full(rows, np.nan, "f4")
     arrays = _arrays(records, folder)
     if not arrays or "advantages" not in arrays or not len(arrays["lines"]):
@@ -115,13 +115,13 @@ def mean_advantages(records: Path, rows: int, folder: Path | None = None) -> np.
 
 
 def _arrays(records: Path, folder: Path | None) -> dict[str, np.ndarray]:
-    """All arrays of a file; none if it is not as `TokenRecords` writes it."""
+    """Read all arrays of a file. Returns nothing if `TokenRecords` cannot have written it."""
     try:
         with (
             open_confined(tokens_path(records), folder or records.parent) as opened,
             zipfile.ZipFile(opened) as archive,
         ):
-            # Compressed, a few kilobytes may hold gigabytes.
+            # A few compressed kilobytes could expand to gigabytes.
             if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
                 return {}
             max_bytes = os.fstat(opened.fileno()).st_size
@@ -137,9 +137,9 @@ def _arrays(records: Path, folder: Path | None) -> dict[str, np.ndarray]:
 
 
 def _is_within(archive: zipfile.ZipFile, part: str, max_bytes: int) -> bool:
-    """Whether an array has one side and is no larger than the file: memory is taken for what its header says.
+    """Return whether an array is one-dimensional and not larger than the file. numpy allocates what the header says.
 
-    Raises ValueError.
+    Raises ValueError if the header cannot be read.
     """
     with archive.open(part) as opened:
         version = np.lib.format.read_magic(opened)

@@ -1,4 +1,4 @@
-"""Whether a policy has given up its tools in the course of a training, and what the metrics tell about why."""
+"""Detect that a policy stops using its tools during a training, and find the likely cause in the metrics."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ FAULTS = "agent/tool_calls/faults"
 WITH_CALLS, WITHOUT_CALLS = "agent/reward/with_calls", "agent/reward/without_calls"
 LIMITS = ("agent/stop/max_response_length", "agent/stop/max_action_length", "agent/stop/max_turns")
 STEPS = 3
-"""So many steps, one after the other, must have few calls."""
+"""Number of steps in a row that must have few calls."""
 MAX_STORED = 200
-"""Steps whose metrics are remembered."""
+"""Maximum number of steps whose metrics are stored."""
 _CONSIDERABLE = 0.3
-"""Share of calls, or of trajectories, from which on it is taken for the cause."""
+"""Minimum share of calls, or of trajectories, that counts as the cause."""
 
 
 class ToolUseCollapse:
-    """Says once when the calls a trajectory have stayed below a share of their peak."""
+    """Reports once that the calls per trajectory have stayed below a share of their peak."""
 
     def __init__(self, share: float) -> None:
-        """`share`: of the highest mean number of calls a trajectory that a step has had yet."""
+        """`share` is relative to the highest mean number of calls per trajectory of any step so far."""
         self._share = share
         self._peak = 0.0
         self._peak_step = 0
         self._since: deque[Mapping[str, float]] = deque(maxlen=MAX_STORED)
-        """Metrics of the steps from the peak on."""
-        self._low = 0
-        self._told = False
+        """Metrics of the steps since the peak."""
+        self._low_steps = 0
+        self._reported = False
 
-    def look(self, metrics: Mapping[str, float], step: int) -> str | None:
-        """What to say of a step's metrics, if anything."""
+    def check(self, metrics: Mapping[str, float], step: int) -> str | None:
+        """Check a step's metrics. Returns a warning if the calls have collapsed, else None."""
         calls = metrics.get(CALLS)
-        if calls is None or self._told:
+        if calls is None or self._reported:
             return None
         if calls >= self._peak:
             self._peak, self._peak_step = calls, step
             self._since.clear()
         self._since.append({name: metrics[name] for name in _NAMES if name in metrics})
-        self._low = 0 if calls >= self._share * self._peak else self._low + 1
-        if self._low < STEPS:
+        self._low_steps = 0 if calls >= self._share * self._peak else self._low_steps + 1
+        if self._low_steps < STEPS:
             return None
-        self._told = True
+        self._reported = True
         return (
             f"step {step}: the calls have died out: {calls:.3g} a trajectory, for {STEPS} steps below {self._share:g} "
             f"of their highest mean, {self._peak:.3g} in step {self._peak_step} (metric_limits.tool_calls_share). "
@@ -52,7 +52,7 @@ class ToolUseCollapse:
 
 
 def describe_collapse(steps: Sequence[Mapping[str, float]]) -> str:
-    """The share of broken calls and the likely cause, in words, from the metrics of steps. Each counts by its calls."""
+    """Describe the share of broken calls and the likely cause, from the metrics of steps, weighted by their calls."""
     faults, broken = _mean(steps, FAULTS), _mean(steps, BROKEN)
     share = "an unknown share" if broken is None else f"{broken:.0%}"
     cause = _cause(steps, faults, broken)
@@ -91,7 +91,7 @@ _NAMES = (CALLS, BROKEN, FAULTS, WITH_CALLS, WITHOUT_CALLS, *LIMITS)
 
 
 def _mean(steps: Sequence[Mapping[str, float]], name: str) -> float | None:
-    """Of the steps that have the metric, weighted by their calls; None if no step with calls has it."""
+    """Return the mean of a metric over steps, weighted by their calls; None if no step with calls has it."""
     pairs = [(step[CALLS], step[name]) for step in steps if name in step and step[CALLS] > 0]
     weight = sum(calls for calls, _ in pairs)
     return sum(calls * value for calls, value in pairs) / weight if weight else None

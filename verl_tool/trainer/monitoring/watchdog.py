@@ -1,4 +1,4 @@
-"""Ends a training that makes no progress: some losses, of a weight receiver say, show as nothing but silence."""
+"""Abort a training that makes no progress. Some failures, such as a lost weight receiver, raise no error."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from verl_tool.trainer.monitoring.abort import TrainingAbortedError, abort_train
 
 
 class StalledError(TrainingAbortedError):
-    """Nothing was done for too long."""
+    """The training made no progress for too long."""
 
 
 class Watchdog:
-    """Ends the training when it was told nothing for too long."""
+    """Aborts the training if `enter` is not called for too long."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -24,12 +24,12 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Watch from now on, to the end of the process."""
+        """Watch until the end of the process."""
         self.enter("start")
         self._thread.start()
 
     def enter(self, phase: str) -> None:
-        """Tell that something has been done, and what is done next."""
+        """Report progress: the training enters `phase`."""
         with self._lock:
             self._phase, self._since = phase, time.monotonic()
 
@@ -44,7 +44,7 @@ class Watchdog:
         abort_training(
             StalledError(
                 f"no progress for {silent:.0f} s in the phase {phase!r} (stall_timeout={self._seconds} s): "
-                "a rollout worker, the tool server or a weight receiver may be gone; look for the last error above. "
+                "a rollout worker, the tool server or a weight receiver may have died; check the last error above. "
                 "Raise stall_timeout if a step takes that long."
             )
         )

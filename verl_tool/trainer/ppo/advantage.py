@@ -1,4 +1,4 @@
-"""Advantages as if the trajectories invalidated by infrastructure had never been sampled.
+"""Compute advantages as if trajectories invalidated by infrastructure had never been sampled.
 
 Written for verl 0.9.0 and 0.9.1.
 """
@@ -19,42 +19,43 @@ from verl_tool.trainer.ppo.turns import mt_grpo as mt_grpo  # registers its esti
 from verl_tool.trainer.ppo.turns.turn_columns import by_turns, takes_turns
 
 Compute = Callable[..., DataProto]
-"""verl's ``compute_advantage(data, adv_estimator=…, …)``, which returns the batch with advantages and returns."""
+"""Type of verl's ``compute_advantage(data, adv_estimator=…, …)``, which adds advantages and returns to the batch."""
 
 
 def without_invalid(compute: Compute) -> Compute:
-    """verl's `compute_advantage` on the rows that count; the others get advantage and return 0 and an empty mask.
+    """Apply verl's `compute_advantage` to the valid rows only. All others get advantage and return 0 and an empty mask.
 
-    This holds for every estimator alike: what is normalised over a group or over the batch sees no other row, and what
-    is resampled takes its place among the rows that count. Besides invalid rows, these do not count: the only one left
-    of a group, for an estimator whose baseline is the group; and those whose own baseline is NaN (ReMax).
+    This works for every estimator: normalisation over a group or the batch uses valid rows only, and so does
+    resampling. In addition to invalid rows, these are left out: the only row left in a group, if the estimator's
+    baseline is the group, and rows whose own baseline is NaN (ReMax).
 
-    Rewards are moved to tokens that the model wrote first: several estimators see no other. Estimators that take turns
-    are told of them (`turns.turn_columns`).
+    Rewards are first moved to tokens that the model wrote, because several estimators ignore all others. Estimators
+    that use turns receive them (`turns.turn_columns`).
     """
 
     def compute_advantage(data: DataProto, adv_estimator: str, *args: Any, **kwargs: Any) -> DataProto:
-        rows = np.flatnonzero(_counted(data, adv_estimator, int(kwargs.get("num_repeat", 1))))
+        rows = np.flatnonzero(_find_valid(data, adv_estimator, int(kwargs.get("num_repeat", 1))))
         if len(rows) == len(data):
-            return _computed(compute, data, adv_estimator, *args, **kwargs)
+            return _compute(compute, data, adv_estimator, *args, **kwargs)
         part = data.select_idxs(rows)
         if len(rows):
-            part = _computed(compute, part, adv_estimator, *args, **kwargs)
+            part = _compute(compute, part, adv_estimator, *args, **kwargs)
         return _put_back(data, part, rows)
 
     return compute_advantage
 
 
 def compares_within_groups(adv_estimator: str) -> bool:
-    """Whether the estimator's baseline is the group, the samples of one prompt: it then takes the groups' `index`."""
+    """Return whether the estimator's baseline is the group of samples of a prompt, so that it has a parameter
+    `index`."""
     return "index" in _parameters(adv_estimator)
 
 
 def on_model_tokens(rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Each reward on the last token up to it that the model wrote, or else on the first one behind it.
+    """Move each reward to the last of the model's tokens up to it, or else to the first one after it.
 
-    A trajectory may end on an observation, with its reward on a token that is masked. Rows without any token of the
-    model's are left as they are. Both are ``[batch, response_length]``.
+    A trajectory may end with an observation, so that its reward is on a masked token. Rows without tokens of the model
+    stay unchanged. Both arguments are ``[batch, response_length]``.
     """
     written = mask.bool()
     places = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
@@ -69,8 +70,8 @@ def _parameters(adv_estimator: str) -> Any:
     return inspect.signature(get_adv_estimator_fn(adv_estimator)).parameters
 
 
-def _counted(data: DataProto, adv_estimator: str, sampled: int) -> np.ndarray:
-    """Rows that advantages are computed of; each group was sampled `sampled` times. [batch]"""
+def _find_valid(data: DataProto, adv_estimator: str, sampled: int) -> np.ndarray:
+    """Return which rows get advantages. Each prompt was sampled `sampled` times. [batch]"""
     valid = ~np.array(invalid_rows(data.non_tensor_batch, len(data)))
     if "reward_baselines" in data.batch:
         valid &= ~data.batch["reward_baselines"].isnan().numpy()
@@ -78,12 +79,12 @@ def _counted(data: DataProto, adv_estimator: str, sampled: int) -> np.ndarray:
         return valid
     comparable = valid.copy()
     if "sum_pi_squared" in _parameters(adv_estimator):
-        # A baseline of its own for each token is made from tokens in the loss only.
+        # A baseline per token is computed from tokens in the loss only.
         comparable &= data.batch["response_mask"].any(dim=1).numpy()
     return valid & ~singleton_rows(data.non_tensor_batch["uid"], comparable, sampled)
 
 
-def _computed(compute: Compute, data: DataProto, adv_estimator: str, *args: Any, **kwargs: Any) -> DataProto:
+def _compute(compute: Compute, data: DataProto, adv_estimator: str, *args: Any, **kwargs: Any) -> DataProto:
     mask = data.batch["response_mask"]
     data.batch["token_level_rewards"] = on_model_tokens(data.batch["token_level_rewards"], mask)
     if takes_turns(adv_estimator):
@@ -93,19 +94,19 @@ def _computed(compute: Compute, data: DataProto, adv_estimator: str, *args: Any,
     except ValueError:
         if mask.sum() > 1:
             raise
-        # verl's `masked_whiten` refuses so few tokens. Their mean is all that they are: nothing is left of them.
+        # verl's `masked_whiten` rejects a single token. It equals the mean, so that whitening would give 0.
         for name in ("advantages", "returns"):
             data.batch[name] = torch.zeros_like(data.batch["token_level_rewards"])
         return data
     for name in ("advantages", "returns"):
-        # A group without any token in the loss may have 0/0 for its baseline, and NaN times a mask of 0 is NaN.
+        # The baseline of a group without tokens in the loss may be 0/0, and NaN times a mask of 0 is NaN.
         masked_nan = done.batch[name].isnan() & ~done.batch["response_mask"].bool()
         done.batch[name] = done.batch[name].masked_fill(masked_nan, 0.0)
     return done
 
 
 def _put_back(data: DataProto, part: DataProto, rows: np.ndarray) -> DataProto:
-    """`part` as rows `rows` of `data`, whose other rows have advantage and return 0 and are in no loss."""
+    """Write `part` into the rows `rows` of `data`. All other rows get advantage and return 0 and an empty mask."""
     at = torch.from_numpy(rows)
     out = torch.ones(len(data), dtype=torch.bool)
     out[at] = False

@@ -1,9 +1,9 @@
-"""The part of a reward that a whole group decides: pay for what few of its trajectories try.
+"""Add a bonus to trajectories that try what few of their group try, such as a tool call.
 
-The curiosity of Pixel Reasoner (arXiv 2505.15966): a reward manager tells, under `CURIOSITY`, what it is worth that a
-trajectory tried (a call, say), 0 if it did not, and under `MIN_SHARE` from which share of the group on nothing is
-paid. A trajectory that tried has the bonus `CURIOSITY` times what the share lacks. Rows that do not count, and groups
-of a validation, have none.
+This is the curiosity of Pixel Reasoner (arXiv 2505.15966). For each trajectory, the reward manager reports a weight
+under `CURIOSITY`, which is 0 if the trajectory did not try, and under `MIN_SHARE` the share of the group from which on
+there is no bonus. The bonus is the weight times the difference between `MIN_SHARE` and the group's share. Invalid rows
+and groups of a validation get no bonus.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from verl_tool.trainer.ppo.graded_trajectories import GradedTrajectory
 
 
 def curiosity_bonuses(columns: Mapping[str, Sequence[Any]], groups: Sequence[Any], out: Sequence[bool]) -> list[float]:
-    """The bonus of each row; none at all if the reward manager knows no curiosity.
+    """Return the bonus of each row, or an empty list if the reward manager does not use curiosity.
 
-    columns: the reward manager's, by name. groups: the prompt of each row. out: rows that do not count.
+    `columns` are those of the reward manager by name, `groups` the prompt of each row, `out` marks invalid rows.
     """
     if CURIOSITY not in columns:
         return []
@@ -36,22 +36,21 @@ def curiosity_bonuses(columns: Mapping[str, Sequence[Any]], groups: Sequence[Any
         if not left_out:
             tried[group].append(value > 0)
     shares = {group: sum(each) / len(each) for group, each in tried.items()}
-    description = zip(worth, columns[MIN_SHARE], groups, out, strict=True)
     return [
         value * max(float(minimum) - shares[group], 0.0) if value and not left_out else 0.0
-        for value, minimum, group, left_out in description
+        for value, minimum, group, left_out in zip(worth, columns[MIN_SHARE], groups, out, strict=True)
     ]
 
 
 def add_bonuses(output: DataProto, bonuses: Sequence[float]) -> None:
-    """Add each row's bonus to its reward, on the last token of its response, in the older trainer's batch."""
+    """Add bonuses to the rewards in the older trainer's batch, on the last token of each response."""
     scores = output.batch["rm_scores"]
     last = output.batch["attention_mask"][:, -scores.shape[1] :].sum(dim=1) - 1
     scores[torch.arange(len(scores)), last] += torch.tensor(bonuses, dtype=scores.dtype)
 
 
 def put_bonuses(keys: Sequence[str], partition_id: str, bonuses: Sequence[float]) -> None:
-    """The same in TransferQueue, where the newer trainers keep their rows."""
+    """Add bonuses to the rewards in TransferQueue, where the newer trainers keep their rows."""
     rows = tq.kv_batch_get(keys=list(keys), partition_id=partition_id, select_fields=["rm_scores"])["rm_scores"]
     scores = [row.clone() for row in rows.unbind()]
     for row, bonus in zip(scores, bonuses, strict=True):
@@ -61,6 +60,6 @@ def put_bonuses(keys: Sequence[str], partition_id: str, bonuses: Sequence[float]
 
 
 def curiosity_metrics(outcomes: Sequence[GradedTrajectory], prefix: str = "agent") -> dict[str, float]:
-    """``{prefix}/curiosity/mean``: the mean bonus; nothing if the reward manager knows none."""
-    description = [o.reward_extra_info[BONUS] for o in outcomes if BONUS in o.reward_extra_info]
-    return {f"{prefix}/curiosity/mean": sum(description) / len(description)} if description else {}
+    """Return the mean bonus as ``{prefix}/curiosity/mean``, or nothing if the reward manager does not use curiosity."""
+    bonuses = [o.reward_extra_info[BONUS] for o in outcomes if BONUS in o.reward_extra_info]
+    return {f"{prefix}/curiosity/mean": sum(bonuses) / len(bonuses)} if bonuses else {}

@@ -1,4 +1,4 @@
-"""Settings of the algorithm that are refused: rows left out would change what the others learn, or nothing would work.
+"""Reject settings of the algorithm that cannot work, or with which excluded rows would change what others learn.
 
 Written for verl 0.9.0 and 0.9.1.
 """
@@ -23,13 +23,13 @@ PASSED = frozenset(
         *("norm_adv_by_std_in_grpo", TURN_IDS, TURN_REWARDS),
     )
 )
-"""What both trainers hand to an estimator."""
+"""Arguments that both trainers pass to an estimator."""
 ONLY_V0 = frozenset(("reward_baselines", "sum_pi_squared", "old_log_probs", "batch", "non_tensor_batch"))
-"""What only the trainer of ``trainer.use_v1=false`` hands to one."""
+"""Arguments that only the trainer of ``trainer.use_v1=false`` passes."""
 
 
 def check_algorithm(config: DictConfig) -> None:
-    """Raise ConfigError for the first setting that cannot work, with its name."""
+    """Raise ConfigError that names the first setting that cannot work."""
     for problem in _problems(config):
         raise ConfigError(problem)
     agent = config.actor_rollout_ref.agent
@@ -38,28 +38,28 @@ def check_algorithm(config: DictConfig) -> None:
 
 
 def _problems(config: DictConfig) -> Iterator[str]:
-    yield from _of_estimator(config)
-    yield from _of_resampling(config)
+    yield from _check_estimator(config)
+    yield from _check_resampling(config)
     if config.actor_rollout_ref.agent.get("subagents", False):
-        yield from _of_subagents(config)
+        yield from _check_subagents(config)
     for name in ("actor_rollout_ref.actor", "critic"):
-        yield from _of_loss(config, name)
+        yield from _check_loss(config, name)
 
 
-def _of_subagents(config: DictConfig) -> Iterator[str]:
-    """A sub-agent's row ends before the row of the agent that waits for it, and begins behind a part of it: what looks
-    at the order of tokens sees them in another one than they were written in."""
+def _check_subagents(config: DictConfig) -> Iterator[str]:
+    """Reject settings that depend on the order of tokens. The row of a sub-agent comes before the row of the agent that
+    waits for it, although a part of that row was written earlier."""
     name, gamma = str(config.algorithm.adv_estimator), config.algorithm.get("gamma", 1.0)
     if name == "gae" or takes_turns(name):
         yield (
-            f"actor_rollout_ref.agent.subagents=true with algorithm.adv_estimator={name}, which looks at the order of "
-            "tokens; take one that looks at the reward of a rollout only, such as grpo"
+            f"actor_rollout_ref.agent.subagents=true with algorithm.adv_estimator={name}, which depends on the order "
+            "of tokens; use one that depends on the reward of a rollout only, such as grpo"
         )
     if gamma != 1.0:
         yield f"actor_rollout_ref.agent.subagents=true with algorithm.gamma={gamma} discounts by tokens; set it to 1.0"
 
 
-def _of_estimator(config: DictConfig) -> Iterator[str]:
+def _check_estimator(config: DictConfig) -> Iterator[str]:
     name = str(config.algorithm.adv_estimator)
     option = f"algorithm.adv_estimator={name}"
     if name not in ADV_ESTIMATOR_REGISTRY:
@@ -70,7 +70,7 @@ def _of_estimator(config: DictConfig) -> Iterator[str]:
     required = {n for n, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
     unknown = required - PASSED - ONLY_V0
     if unknown:
-        yield f"{option} needs {', '.join(sorted(unknown))}, which verl hands to no estimator"
+        yield f"{option} needs {', '.join(sorted(unknown))}, which verl passes to no estimator"
     missing = set(parameters) & ONLY_V0
     if config.trainer.use_v1 and missing:
         yield f"{option} needs {', '.join(sorted(missing))}, which trainer.use_v1=true does not make; set it to false"
@@ -79,13 +79,13 @@ def _of_estimator(config: DictConfig) -> Iterator[str]:
     if "sum_pi_squared" in parameters and not config.actor_rollout_ref.actor.get("calculate_sum_pi_squared", False):
         yield f"{option} needs actor_rollout_ref.actor.calculate_sum_pi_squared=true"
     if name == "gdpo" and not config.algorithm.get("gdpo_reward_keys"):
-        yield f"{option} needs algorithm.gdpo_reward_keys, names of what the reward manager tells (acc, base_score, …)"
+        yield f"{option} needs algorithm.gdpo_reward_keys, names of the reward manager's values (acc, base_score, …)"
     changed = [f"algorithm.mt_grpo.{key}={value}" for key, value in config.algorithm.mt_grpo.items() if value != 1]
     if changed and name != MT_GRPO:
         yield f"{changed[0]} has no effect with {option}; set one of them"
 
 
-def _of_resampling(config: DictConfig) -> Iterator[str]:
+def _check_resampling(config: DictConfig) -> Iterator[str]:
     if not config.algorithm.get("use_pf_ppo", False):
         return
     if config.algorithm.adv_estimator != "gae":
@@ -100,21 +100,21 @@ def _of_resampling(config: DictConfig) -> Iterator[str]:
         )
 
 
-def _of_loss(config: DictConfig, part: str) -> Iterator[str]:
+def _check_loss(config: DictConfig, part: str) -> Iterator[str]:
     section = config.actor_rollout_ref.actor if part != "critic" else config.critic
     mode = section.get("loss_agg_mode", "token-mean")
     if mode == "token-sum":
         yield (
-            f"{part}.loss_agg_mode=token-sum divides by nothing, so that an update shrinks with each trajectory that "
-            "is left out; take token-mean or seq-mean-token-sum"
+            f"{part}.loss_agg_mode=token-sum does not normalise, so that an update shrinks with each trajectory that "
+            "is left out; use token-mean or seq-mean-token-sum"
         )
     if mode == "seq-mean-token-sum-norm" and section.get("loss_scale_factor") is None:
         yield (
-            f"{part}.loss_agg_mode=seq-mean-token-sum-norm divides by the longest row of each micro-batch, one that is "
-            f"left out too; set {part}.loss_scale_factor, to data.max_response_length for example"
+            f"{part}.loss_agg_mode=seq-mean-token-sum-norm divides by the longest row of each micro-batch, even if it "
+            f"is left out; set {part}.loss_scale_factor, to data.max_response_length for example"
         )
     if part != "critic" and section.policy_loss.get("loss_mode", "vanilla") == "geo_mean":
         yield (
-            f"{part}.policy_loss.loss_mode=geo_mean is a mean over all rows of a micro-batch, those that are left out "
-            "too; take vanilla or gspo"
+            f"{part}.policy_loss.loss_mode=geo_mean is a mean over all rows of a micro-batch, including those that are "
+            "left out; use vanilla or gspo"
         )

@@ -1,4 +1,4 @@
-"""Why trajectories faulted, and which of them are left out."""
+"""Combine trajectories with their grades: why they faulted, and which of them are left out."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from verl_tool.protocol import FaultKind
 from verl_tool.trainer.ppo.invalid import singleton_rows
 
 ABORTED = "aborted"
-"""The engine gave the request up."""
+"""The engine aborted the request."""
 GRADER = "grader"
-"""The reward manager, its judge or its server failed: no reward."""
+"""The reward manager, its judge or its server failed, so that there is no reward."""
 GRADER_BUG = "grader_bug"
-"""The reward manager raised at this answer and at an empty one: its bug, which leaves out what it cannot read."""
+"""The reward manager raised on this answer and on an empty one: it has a bug."""
 GRADER_CRASHED = "grader_crashed"
-"""The reward manager failed at this answer only, which has the score of an empty one."""
+"""The reward manager failed on this answer but not on an empty one, whose score it has."""
 LOST = "lost"
-"""The agent loop raised: verl's newer trainer goes on without the trajectory, or with another prompt."""
+"""The agent loop raised. verl's newer trainer continues without the trajectory, or with another prompt."""
 CAUSES = (*(kind.value for kind in FaultKind), ABORTED, GRADER, GRADER_BUG, GRADER_CRASHED, LOST)
 
 INVALID = (Excluded.FAULT, Excluded.ABORTED, Excluded.GRADER)
-"""What tells nothing about the policy."""
+"""Exclusions of trajectories that say nothing about the policy."""
 _MAX_REPLACED = 0.9
 _REASONS_PROVOKABLE = (Excluded.OVERLONG, Excluded.VOID)
 _PROVOKABLE = {*(kind.value for kind in FaultKind if kind.provokable), GRADER_CRASHED}
 
 
 class TooManyFaultsError(VerlToolError):
-    """Most trajectories of a step ended in a fault: what is left is no basis for an update."""
+    """Too many trajectories of a step ended in a fault to update with the rest."""
 
 
 @dataclass(frozen=True)
 class GradedTrajectory:
-    """A trajectory with what grading and its group said of it."""
+    """A trajectory with the results of its grading."""
 
     trajectory: Trajectory
     reward_fault: str = ""
     """Why there is no reward."""
     provoked: str = ""
-    """How its answer broke the grader."""
+    """How the answer crashed the grader."""
     reward_extra_info: Mapping[str, Any] = field(default_factory=dict)
-    """What else the reward manager told (JSON values), ``acc`` and ``base_score`` among it."""
+    """Further values from the reward manager (JSON values), such as ``acc`` and ``base_score``."""
 
     @property
     def cause(self) -> str | None:
@@ -60,27 +60,27 @@ class GradedTrajectory:
 
     @property
     def message(self) -> str:
-        """What failed, in words; empty if nothing did."""
+        """Description of the failure; empty if nothing failed."""
         if self.trajectory.fault is not None:
             return self.trajectory.fault.message
         if self.trajectory.stop is StopReason.ABORTED:
-            return "the engine gave the request up"
+            return "the engine aborted the request"
         return self.reward_fault or self.provoked
 
     @property
     def provokable(self) -> bool:
-        """Whether a model could bring about that it is left out."""
+        """Whether a model could cause the exclusion or fault."""
         return self.trajectory.excluded in _REASONS_PROVOKABLE or self.cause in _PROVOKABLE
 
     def recorded(self, **extra: Any) -> Trajectory:
-        """The trajectory as its record tells it."""
+        """Return the trajectory with the grading, and the given values, in `Trajectory.extra`, for its record."""
         names = ("reward_fault", "provoked", "reward_extra_info")
-        description = {name: value for name in names if (value := getattr(self, name))}
-        return replace(self.trajectory, extra={**self.trajectory.extra, **description, **extra})
+        grading = {name: value for name in names if (value := getattr(self, name))}
+        return replace(self.trajectory, extra={**self.trajectory.extra, **grading, **extra})
 
 
 def with_grading(trajectory: Trajectory, reward: float | None, reward_fault: str, provoked: str) -> GradedTrajectory:
-    """`trajectory` with its reward, or left out if there is none."""
+    """Return `trajectory` with its reward. It is excluded if there is none."""
     if reward_fault and trajectory.excluded not in (Excluded.FAULT, Excluded.ABORTED):
         trajectory = replace(trajectory, excluded=Excluded.GRADER)
     return GradedTrajectory(
@@ -94,9 +94,9 @@ def drop_singleton_groups(
     sampled: int | None,
     without_baseline: Collection[Any] = (),
 ) -> list[GradedTrajectory]:
-    """Those that nothing is left to compare with are left out; `groups` has one entry each.
+    """Exclude trajectories that have nothing left to compare with. `groups` has the group of each.
 
-    `sampled` is as for `singleton_rows`, or None where samples of a prompt are not compared with one another.
+    `sampled` is as for `singleton_rows`, or None if samples of a prompt are not compared with each other.
     """
     valid = [o.trajectory.excluded not in INVALID for o in outcomes]
     singletons = [False] * len(outcomes) if sampled is None else singleton_rows(groups, valid, sampled)
@@ -109,9 +109,10 @@ def drop_singleton_groups(
 
 
 def check_causes(outcomes: Sequence[GradedTrajectory], limit: float, lost: int = 0) -> None:
-    """Raise TooManyFaultsError if more than the fraction `limit` of trajectories faulted, for whatever cause.
+    """Raise TooManyFaultsError if more than the fraction `limit` of trajectories faulted, for any cause.
 
-    `lost` trajectories did not come at all. The message counts the causes and quotes the most frequent words.
+    `lost` is the number of trajectories that never arrived. The error lists the causes with their counts, and the most
+    frequent message.
     """
     failed = [(o.cause, o.message) for o in outcomes if o.cause is not None]
     failed += [(LOST, "the agent loop raised; its traceback is in the log of its worker, printed above")] * lost
@@ -122,15 +123,16 @@ def check_causes(outcomes: Sequence[GradedTrajectory], limit: float, lost: int =
     commonest = Counter(message for _, message in failed).most_common(1)[0][0]
     raise TooManyFaultsError(
         f"{len(failed)} of {total} trajectories ended in a fault ({causes}), which is more than "
-        f"max_fault_fraction={limit}. The most frequent: {commonest}. Look at the tool server's log and /health, the "
-        "engine's or at the reward manager; raise max_fault_fraction to train on what is left"
+        f"max_fault_fraction={limit}. The most frequent: {commonest}. Check the tool server's log and /health, the "
+        "engine's log or the reward manager; raise max_fault_fraction to train on what is left"
     )
 
 
 def check_replaced(raised: Sequence[str], others: int, limit: float) -> None:
-    """Raise TooManyFaultsError if more than the fraction `limit` of a step's prompts were replaced for errors.
+    """Raise TooManyFaultsError if more than the fraction `limit` of a step's prompts were replaced because of errors.
 
-    `raised` are the words of each; `others` came or may still come. Whatever `limit` is, not more than nine in ten are.
+    `raised` are the error messages; `others` is the number of prompts that arrived or may still arrive. `limit` is
+    capped at nine in ten.
     """
     limit = min(limit, _MAX_REPLACED)
     total = len(raised) + others

@@ -1,4 +1,4 @@
-"""verl's trainer that holds the batch in the driver (``trainer.use_v1=False``), with tools.
+"""Extend verl's trainer that keeps the batch in the driver (``trainer.use_v1=False``) with tools.
 
 Written for verl 0.9.0 and 0.9.1.
 """
@@ -27,14 +27,14 @@ from verl_tool.trainer.ppo.rollout_results import rollout_results
 from verl_tool.trainer.ppo.step_report import tracking_patch
 from verl_tool.trainer.ppo.turns.turn_columns import TURN_IDS, takes_turns
 from verl_tool.trainer.ppo.turns.turn_metrics import variance_share
-from verl_tool.trainer.ppo.valid_rows import of_rows_in_the_loss, of_rows_that_count
+from verl_tool.trainer.ppo.valid_rows import penalise_rows_in_loss, summarise_valid_rows
 from verl_tool.trainer.ppo.validation import main_results_by_source, summarise_valid
 from verl_tool.trainer.progress.progress import Progress
 from verl_tool.trainer.progress.progress_board import Phase
 from verl_tool.trainer.run_folder.checkpoints import atomic_checkpoint
 
 REPORTED = (REWARD_FAULT, POLICY_INDUCED)
-"""Columns of the reward manager's that its outcome is told by."""
+"""Columns of the reward manager that say whether grading failed."""
 
 
 def _patch(attribute: str, replace: Callable[[Any], Any]) -> Patch:
@@ -43,8 +43,8 @@ def _patch(attribute: str, replace: Callable[[Any], Any]) -> Patch:
 
 
 ADVANTAGE = _patch("compute_advantage", without_invalid)
-KL_PENALTY = _patch("apply_kl_penalty", of_rows_in_the_loss)
-METRICS = _patch("compute_data_metrics", of_rows_that_count)
+KL_PENALTY = _patch("apply_kl_penalty", penalise_rows_in_loss)
+METRICS = _patch("compute_data_metrics", summarise_valid_rows)
 PATCHES = (ADVANTAGE, KL_PENALTY, METRICS)
 
 
@@ -54,12 +54,12 @@ TRACKING = tracking_patch("utils.tracking")
 
 
 class AgentRayPPOTrainer(RayPPOTrainer):
-    """verl's trainer, which also keeps trajectories, tells about tools, and leaves faults out of every baseline."""
+    """verl's trainer, which also stores trajectories, reports tool metrics, and leaves faults out of every baseline."""
 
     async_rollout_manager: Any
 
     def init_workers(self) -> None:
-        """Build the workers as verl does, and look at what each rollout brings."""
+        """Build the workers as verl does, and watch the rollouts."""
         for patch in PATCHES:
             patch.install()
         TRACKING.install()
@@ -70,7 +70,7 @@ class AgentRayPPOTrainer(RayPPOTrainer):
             self.async_rollout_manager, self._on_rollout_begin, self._on_rollout
         )
         EngineWatch(self.llm_server_manager.get_addresses()).start()
-        # The workers, and with them the schedule of the learning rate, have the number of the config.
+        # The workers, and so the learning-rate schedule, use the number of steps from the config.
         step = self.config.actor_rollout_ref.replay_step
         if step is not None:
             self.total_training_steps = int(step)
@@ -80,15 +80,15 @@ class AgentRayPPOTrainer(RayPPOTrainer):
             self._progress.begin(Phase.ROLLOUT, self.global_steps, self.total_training_steps, len(prompts))
 
     def _on_rollout(self, prompts: DataProto, output: DataProto) -> None:
-        """Take the loop's own columns out of a rollout's output, which goes to every worker from here."""
+        """Remove the loop's columns from a rollout's output before it is sent to the workers, and record it."""
         records = output.non_tensor_batch.pop("trajectory")
         invalid = np.array(invalid_rows(output.non_tensor_batch, len(output)))
         output.batch["response_mask"][invalid] = 0
         masks = output.non_tensor_batch.pop("action_mask")
-        output.batch["action_mask"] = _padded(masks, output.batch["response_mask"])
+        output.batch["action_mask"] = _pad(masks, output.batch["response_mask"])
         turns = output.non_tensor_batch.pop(TURN_IDS)
         if takes_turns(self.config.algorithm.adv_estimator):
-            output.batch[TURN_IDS] = _padded(turns, output.batch["response_mask"])
+            output.batch[TURN_IDS] = _pad(turns, output.batch["response_mask"])
         step, validation = int(prompts.meta_info["global_steps"]), _validates(prompts)
         sampled = np.array(prompts.non_tensor_batch.get("__do_sample__", np.ones(len(output))), dtype=bool)
         groups = prompts.non_tensor_batch.get("uid")
@@ -101,19 +101,19 @@ class AgentRayPPOTrainer(RayPPOTrainer):
         if not sampled.all():
             self._rollouts.add_baselines(records[~sampled], None if rewards is None else rewards[~sampled], step)
             if rewards is not None:
-                # No baseline: what is compared with it is left out.
+                # Rows without a baseline are left out.
                 output.batch["rm_scores"][torch.from_numpy(invalid & ~sampled)] = torch.nan
         names = dict.fromkeys((*REPORTED, *output.meta_info.get("reward_extra_keys", ())))
         columns = {name: output.non_tensor_batch[name][sampled] for name in names if name in output.non_tensor_batch}
         if bonuses:
             columns[BONUS] = np.array(bonuses)[sampled]
-        description = Rewards(
+        grading = Rewards(
             columns=columns,
             groups=None if groups is None else groups[sampled],
             without_baseline=() if groups is None else set(groups[invalid & ~sampled]),
         )
         rewards = None if rewards is None else rewards[sampled].tolist()
-        written = self._rollouts.add(records[sampled].tolist(), rewards, step, validation=validation, told=description)
+        written = self._rollouts.add(records[sampled].tolist(), rewards, step, validation=validation, grading=grading)
         if not validation:
             numbers = np.full(len(output), -1, dtype=object)
             numbers[sampled] = list(written)
@@ -127,15 +127,15 @@ class AgentRayPPOTrainer(RayPPOTrainer):
         return self._with_tool_metrics(super()._update_critic(batch))
 
     def _update_actor(self, batch: DataProto) -> DataProto:
-        description = self._keep_tokens(batch)
+        metrics = self._store_tokens(batch)
         if takes_turns(self.config.algorithm.adv_estimator):
-            description |= variance_share(batch.batch["advantages"], batch.batch["response_mask"])
+            metrics |= variance_share(batch.batch["advantages"], batch.batch["response_mask"])
         output = self._with_tool_metrics(super()._update_actor(batch))
-        output.meta_info["metrics"].update(description)
+        output.meta_info["metrics"].update(metrics)
         return output
 
-    def _keep_tokens(self, batch: DataProto) -> dict[str, float]:
-        """Write what is known of each token, if it is wanted; the seconds that it took."""
+    def _store_tokens(self, batch: DataProto) -> dict[str, float]:
+        """Write the step's token records, if they are due. Returns the time that it took, as a metric."""
         if not self._rollouts.tokens.is_due(self.global_steps) or RECORD_LINE not in batch.non_tensor_batch:
             return {}
         began = time.perf_counter()
@@ -158,7 +158,7 @@ class AgentRayPPOTrainer(RayPPOTrainer):
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         if self.global_steps >= self.total_training_steps:
-            # verl's loop looks behind each step whether it was the last, so that a finished run would make one more.
+            # verl checks after each step whether it was the last, so that a finished run would make another step.
             self.config.trainer.total_epochs = 0
 
     def _save_checkpoint(self) -> None:
@@ -178,20 +178,20 @@ class AgentRayPPOTrainer(RayPPOTrainer):
 
 
 class _WatchedRollouts:
-    """verl's rollout manager, about whose rollouts somebody is told when one begins and when it has ended."""
+    """verl's rollout manager with callbacks before and after each rollout."""
 
     def __init__(
-        self, manager: Any, begins: Callable[[DataProto], None], ended: Callable[[DataProto, DataProto], None]
+        self, manager: Any, on_begin: Callable[[DataProto], None], on_end: Callable[[DataProto, DataProto], None]
     ) -> None:
-        self._manager, self._begins, self._ended = manager, begins, ended
+        self._manager, self._on_begin, self._on_end = manager, on_begin, on_end
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """verl's only use of a rollout manager."""
-        self._begins(prompts)
+        """Sample the rollouts of `prompts`. verl calls no other method."""
+        self._on_begin(prompts)
         if _validates(prompts):
             prompts.non_tensor_batch[VALIDATION] = np.full(len(prompts), True)
         output = self._manager.generate_sequences(prompts)
-        self._ended(prompts, output)
+        self._on_end(prompts, output)
         return output
 
 
@@ -199,8 +199,8 @@ def _validates(prompts: DataProto) -> bool:
     return bool(prompts.meta_info.get("validate", False))
 
 
-def _padded(rows: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-    """Lists of integers as a tensor, zeros at the right. [batch, response_length]"""
+def _pad(rows: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    """Convert lists of integers to a tensor, with zeros on the right. [batch, response_length]"""
     padded = torch.zeros_like(like)
     for i, row in enumerate(rows):
         padded[i, : len(row)] = torch.tensor(row, dtype=like.dtype)

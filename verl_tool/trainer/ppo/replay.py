@@ -1,4 +1,4 @@
-"""What the rows in TransferQueue tell, and which groups verl's replay buffer filters out.
+"""Read rewards and faults from TransferQueue, and filter groups in verl's replay buffer.
 
 Written for verl 0.9.0 and 0.9.1.
 """
@@ -22,51 +22,51 @@ from verl_tool.trainer.ppo.rollout_log import Rewards
 from verl_tool.trainer.ppo.rows.rollout_index import RolloutIndex
 
 REWARD = "reward"
-"""What group filtering by ``algorithm.filter_groups.metric=reward`` compares, in verl 0.9.0 too: the rewards."""
+"""Value of ``algorithm.filter_groups.metric`` that filters groups by the reward, in verl 0.9.0 too."""
 POLL_SECONDS = 0.25
-"""Between looks at what has come; verl's two seconds are a tenth of a short step."""
+"""Time between checks for finished rows. verl's two seconds are a tenth of a short step."""
 LoopFields = dict[str, Any]
-"""A row's ``extra_fields``: the loop's, and the reward manager's under ``reward_extra_info``."""
+"""A row's ``extra_fields``: those of the loop, and those of the reward manager under ``reward_extra_info``."""
 
 
 def read_loop_fields(batch: KVBatchMeta) -> list[LoopFields]:
-    """The extra fields of each row."""
+    """Read the extra fields of each row."""
     return _extra_fields(batch.keys, batch.partition_id)
 
 
 def rewards_of(index: RolloutIndex, partition_id: str) -> list[float] | None:
-    """The reward of each rollout, the sum of its rows' rewards; None if nothing was graded."""
+    """Read the reward of each rollout, the sum of its rows' rewards. Returns None if nothing was graded."""
     fields = tq.kv_batch_get(keys=list(index.keys), partition_id=partition_id, select_fields=["rm_scores"])
     if "rm_scores" not in fields:
         return None
     return index.reduce([row.sum().item() for row in fields["rm_scores"].unbind()], sum)
 
 
-def invalid_of(told: Sequence[LoopFields]) -> list[bool]:
-    """Which rows are invalid."""
-    rows = [row | row.get("reward_extra_info", {}) for row in told]
+def invalid_of(fields: Sequence[LoopFields]) -> list[bool]:
+    """Return which rows are invalid."""
+    rows = [row | row.get("reward_extra_info", {}) for row in fields]
     return [invalid_rows({name: [value] for name, value in row.items()}, 1)[0] for row in rows]
 
 
-def trajectories_of(told: Sequence[LoopFields]) -> list[Trajectory]:
-    """The trajectories of rollouts' final rows. Those of another loop, and of an older checkpoint, are JSON."""
-    records = [row["trajectory"] for row in told]
+def trajectories_of(fields: Sequence[LoopFields]) -> list[Trajectory]:
+    """Return the trajectories of rollouts' final rows. Those of a foreign loop or an older checkpoint are JSON."""
+    records = [row["trajectory"] for row in fields]
     return [Trajectory.from_json(each) if isinstance(each, str) else pickle.loads(each) for each in records]
 
 
-def read_reward_fields(told: Sequence[LoopFields], groups: Sequence[str] | None = None) -> Rewards:
-    """What the reward manager told of each row besides the reward; `groups` are the prompts."""
-    infos = [row.get("reward_extra_info", {}) for row in told]
+def read_reward_fields(fields: Sequence[LoopFields], groups: Sequence[str] | None = None) -> Rewards:
+    """Collect the reward manager's values of each row except the reward. `groups` are the prompts."""
+    infos = [row.get("reward_extra_info", {}) for row in fields]
     names = dict.fromkeys((REWARD_FAULT, POLICY_INDUCED, *(name for info in infos for name in info)))
     columns = {name: [info.get(name) for info in infos] for name in names}
     return Rewards(columns=columns, groups=groups)
 
 
 class ValidGroupFilter(ReplayBuffer):
-    """A replay buffer that filters groups by the rows that count: equal among themselves, or only one.
+    """A replay buffer that filters out groups whose valid rows all have the same metric, or that have one valid row.
 
-    verl takes a group with a fault for one with a signal. A group of which no row counts stays: it is no group without
-    signal, and the limit on faults must see it.
+    verl treats a group with a fault as one with a signal. A group without valid rows is kept, so that the limit on
+    faults applies to it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -76,19 +76,19 @@ class ValidGroupFilter(ReplayBuffer):
         self._raised: list[str] = []
 
     def take_filtered(self) -> list[GradedTrajectory]:
-        """The trajectories of groups that were filtered out since the last call."""
+        """Return the trajectories of groups that were filtered out since the last call."""
         filtered, self._filtered = self._filtered, []
         return filtered
 
     def take_raised(self) -> list[str]:
-        """What rollouts raised of each prompt that was thrown away for it since the last call."""
+        """Return the errors of prompts that were dropped since the last call because a rollout raised."""
         raised, self._raised = self._raised, []
         return raised
 
     def prompts_there(self, partition_id: str) -> int:
-        """Prompts whose rollouts came, run, or will begin, as of the last look."""
-        places = (self.finished_keys, self.pending_keys, self.running_keys)
-        return sum(len(place[partition_id]) for place in places)
+        """Count the prompts whose rollouts are finished, running or pending, as of the last check."""
+        groups = (self.finished_keys, self.pending_keys, self.running_keys)
+        return sum(len(group[partition_id]) for group in groups)
 
     def _evict_terminal_groups(
         self, global_steps: int, partition_id: str, eviction_reasons: tuple[set[str], set[str], set[str], Any]
@@ -119,22 +119,22 @@ class ValidGroupFilter(ReplayBuffer):
         return set(without_signal), Counter(without_signal.values())
 
     def _shared_value(self, uid: str, keys: list[str], partition_id: str) -> float | None:
-        """The metric's value in all rows that count, if there is just one; None if the group has a signal."""
+        """Return the metric's value if all valid rows share it; None if the group has a signal."""
         if not keys:
             return None
         index = RolloutIndex.of(keys)
-        description = _extra_fields([keys[row] for row in index.final], partition_id)
-        valid = [i for i, out in enumerate(invalid_of(description)) if not out]
+        fields = _extra_fields([keys[row] for row in index.final], partition_id)
+        valid = [i for i, out in enumerate(invalid_of(fields)) if not out]
         if len(index) == 1 or not valid:
             return None
         if self.filter_groups_metric == REWARD:
             rewards = rewards_of(index, partition_id) or ()
             values = {rewards[i] for i in valid if rewards}
         else:
-            values = {self._metric_of(uid, description[i]) for i in valid}
+            values = {self._metric_of(uid, fields[i]) for i in valid}
         if len(values) != 1:
             return None
-        self._filtered += read_reward_fields(description).outcomes(trajectories_of(description), None)
+        self._filtered += read_reward_fields(fields).outcomes(trajectories_of(fields), None)
         return values.pop()
 
     def _metric_of(self, uid: str, row: LoopFields) -> float:
@@ -143,12 +143,12 @@ class ValidGroupFilter(ReplayBuffer):
         except KeyError:
             raise RuntimeError(
                 f"group {uid} is missing the metric of algorithm.filter_groups.metric={self.filter_groups_metric!r}; "
-                f"the reward manager tells {sorted(row.get('reward_extra_info', {}))}"
+                f"the reward manager reports {sorted(row.get('reward_extra_info', {}))}"
             ) from None
 
 
 def make_valid_group_buffer(buffer: type[Any]) -> type[Any]:
-    """verl's class of replay buffers with `ValidGroupFilter` added."""
+    """Return verl's class of replay buffers with `ValidGroupFilter` added."""
     if buffer is ReplayBuffer:
         return ValidGroupFilter
     return buffer if issubclass(buffer, ValidGroupFilter) else type(buffer.__name__, (ValidGroupFilter, buffer), {})

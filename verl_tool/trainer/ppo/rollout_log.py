@@ -1,4 +1,4 @@
-"""What the trainer keeps of each rollout: a file of trajectories, metrics, and the decision to go on."""
+"""Record each rollout: write its trajectories to a file, compute metrics, and check the limits on faults."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from verl_tool.trainer.run_folder.earlier_starts import archive_records
 from verl_tool.util.atomic_files import atomic_write
 
 TOKENS_TIMER = "timing_s/token_records"
-"""Metric: seconds that a step spent on what is kept of its tokens."""
+"""Metric: the time in seconds that a step spent on writing token records."""
 
 
 @dataclass(frozen=True)
 class Rewards:
-    """What grading and grouping told of a rollout's trajectories, one entry each. What is not known is left out."""
+    """Results of grading and grouping, with one entry per trajectory of a rollout. Unknown values are None."""
 
     rewards: Sequence[float] | None = None
     columns: Mapping[str, Sequence[Any]] | None = None
-    """The reward manager's ``reward_extra_info`` by name, `REWARD_FAULT` and `POLICY_INDUCED` (if any) included."""
+    """The reward manager's ``reward_extra_info`` by name, including `REWARD_FAULT` and `POLICY_INDUCED` if present."""
     groups: Sequence[Any] | None = None
-    """The prompt that each is a sample of."""
+    """The prompt of each trajectory."""
     without_baseline: Collection[Any] = ()
     """Prompts whose greedy baseline (ReMax) faulted."""
 
     def outcomes(self, trajectories: Sequence[Trajectory], sampled: int | None) -> list[GradedTrajectory]:
-        """The trajectories as graded; those left alone in a group of `sampled` are left out (None: nobody compares)."""
+        """Return the graded trajectories. Those left alone in a group of `sampled` are excluded, unless it is None."""
         n = len(trajectories)
         rewards = self.rewards if self.rewards is not None else [None] * n
         columns = self.columns or {}
         faults, policy_induced = (columns.get(name, [""] * n) for name in (REWARD_FAULT, POLICY_INDUCED))
-        description = zip(trajectories, rewards, faults, policy_induced, strict=True)
-        outcomes = [with_grading(t, r, str(fault or ""), str(broke or "")) for t, r, fault, broke in description]
+        rows = zip(trajectories, rewards, faults, policy_induced, strict=True)
+        outcomes = [with_grading(t, r, str(fault or ""), str(crash or "")) for t, r, fault, crash in rows]
         others = {name: values for name, values in columns.items() if name not in (REWARD_FAULT, POLICY_INDUCED)}
         outcomes = [
             replace(outcome, reward_extra_info={name: _json_value(values[i]) for name, values in others.items()})
@@ -60,15 +60,15 @@ class Rewards:
 
 
 class RolloutLog:
-    """Writes ``step_N.jsonl`` (or ``validation_N.jsonl``) into a folder, one line a trajectory."""
+    """Writes ``step_N.jsonl`` (or ``validation_N.jsonl``) to a folder, one line per trajectory."""
 
     def __init__(
         self, folder: Path | None, limits: FaultLimits | float, sampled: int | None = None, tokens_every: int = 0
     ) -> None:
-        """`folder=None` writes no file. `limits`: a number is that of trajectories alone.
+        """`folder=None` writes no files. A number for `limits` is the limit on trajectories alone.
 
-        `sampled`: how often each prompt is, if the advantages of its samples compare them with one another.
-        `tokens_every`: steps from one whose tokens are kept to the next; 0: none is.
+        `sampled` is the number of samples per prompt, if advantages compare them with each other. Token records are
+        written every `tokens_every` steps; 0 disables them.
         """
         self.tokens = TokenRecords(folder, tokens_every)
         self._folder = folder
@@ -89,46 +89,46 @@ class RolloutLog:
         step: int,
         *,
         validation: bool,
-        told: Rewards | None = None,
+        grading: Rewards | None = None,
         versions: Sequence[tuple[int, int]] | None = None,
         filtered: Sequence[GradedTrajectory] = (),
         lost: int = 0,
     ) -> range:
-        """Keep one rollout. The numbers of the trajectories' lines in their file, from 0.
+        """Record one rollout. Returns the numbers of the trajectories' lines in their file, from 0.
 
-        A step may sample more than once, and a validation come in several parts; either goes into one file. `told` is
-        what is known besides `rewards`, `versions` the oldest and the newest weights that sampled each. `filtered` were
-        sampled and thrown away with their groups, `lost` trajectories did not come. Raises TooManyFaultsError if
-        too much of it failed.
+        A step may sample more than once, and a validation may come in several parts; each has one file. `grading` has
+        the results of grading except `rewards`. `versions` are the oldest and newest weights that sampled each
+        trajectory. `filtered` trajectories were dropped with their groups, and `lost` is the number that never arrived.
+        Raises TooManyFaultsError if too many failed.
         """
-        told = replace(told or Rewards(), rewards=rewards)
-        outcomes = told.outcomes(trajectories, None if validation else self._sampled)
+        grading = replace(grading or Rewards(), rewards=rewards)
+        outcomes = grading.outcomes(trajectories, None if validation else self._sampled)
         if validation:
             written = self._write(outcomes, step, "validation", validate=True)
             self._validated += outcomes
         else:
-            written = self._write(outcomes, step, "step", validate=False, groups=told.groups, versions=versions)
+            written = self._write(outcomes, step, "step", validate=False, groups=grading.groups, versions=versions)
             self._trained += outcomes
             self._last, self._lost = outcomes, self._lost + lost
         self._watch.check([*outcomes, *filtered], lost)
         return written
 
     def add_baselines(self, trajectories: Sequence[Trajectory], rewards: Sequence[float] | None, step: int) -> None:
-        """Keep the greedy answers that ReMax compares with; they are trained on nowhere and in no metric."""
+        """Record the greedy answers that are ReMax's baselines. They are neither trained on nor in any metric."""
         self._write(Rewards(rewards).outcomes(trajectories, None), step, "baseline", validate=False)
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Metrics of the last training rollout, if they have not been taken."""
+        """Metrics of the last training rollout, until `take_metrics` is called."""
         return _metrics(self._last, "agent", 0) if self._trained else {}
 
     def take_metrics(self) -> dict[str, float]:
-        """Metrics of the training rollouts since they were last taken; nothing a second time."""
+        """Return and reset the metrics of the training rollouts since the last call."""
         trained, self._trained, lost, self._lost = self._trained, [], self._lost, 0
         return _metrics(trained, "agent", lost)
 
     def take_validation_metrics(self) -> dict[str, float]:
-        """Metrics of all parts of the last validation; the next part starts a new one."""
+        """Return the metrics of all parts of the last validation. The next part starts a new validation."""
         validated, self._validated = self._validated, []
         self._files.pop("validation", None)
         return _metrics(validated, "val-agent", 0)
@@ -169,7 +169,7 @@ class RolloutLog:
 
 @contextmanager
 def _appended(path: Path) -> Iterator[Path]:
-    """Yield `path`, to whose end the block writes; if it raises, the file is as before."""
+    """Yield `path` for a block that appends to it. If the block raises, the file is restored."""
     size = path.stat().st_size
     try:
         yield path
@@ -179,7 +179,7 @@ def _appended(path: Path) -> Iterator[Path]:
 
 
 def rollout_log(config: DictConfig) -> RolloutLog:
-    """The log that a trainer's config asks for."""
+    """Create the log for a trainer's config."""
     folder = Path(config.trajectories_dir) if config.trajectories_dir else None
     grouped = compares_within_groups(config.algorithm.adv_estimator)
     sampled = config.actor_rollout_ref.rollout.n if grouped else None
@@ -189,19 +189,19 @@ def rollout_log(config: DictConfig) -> RolloutLog:
 
 
 def bypasses(config: DictConfig) -> bool:
-    """The trainer computes no log-probabilities of its own before the update, but takes the engine's."""
+    """Return whether the trainer uses the engine's log-probabilities and computes none before the update."""
     correction = config.algorithm.get("rollout_correction")
     return bool(correction and correction.get("bypass_mode"))
 
 
 def _first_lines_of_groups(groups: Sequence[Any], lines: Sequence[int]) -> list[dict[str, int]]:
-    """What the records tell of their groups: the line of the first trajectory of the same one."""
+    """Return the group of each record: the line of its first trajectory."""
     firsts: dict[Any, int] = {}
     return [{GROUP: firsts.setdefault(group, line)} for group, line in zip(groups, lines, strict=True)]
 
 
 def _json_value(value: Any) -> Any:
-    """`value` as JSON has it: NaN, which a manager tells where there is no reward, is null."""
+    """Convert `value` for JSON. NaN, which managers return without a reward, becomes null."""
     if isinstance(value, (np.generic, np.ndarray)):
         value = value.tolist()
     return None if isinstance(value, float) and math.isnan(value) else value
@@ -210,6 +210,6 @@ def _json_value(value: Any) -> Any:
 def _metrics(outcomes: Sequence[GradedTrajectory], prefix: str, lost: int) -> dict[str, float]:
     if not outcomes:
         return {}
-    description = tool_metrics([outcome.trajectory for outcome in outcomes], prefix=prefix)
-    description |= excluded_metrics(outcomes, lost, prefix=prefix) | turn_reward_metrics(outcomes, prefix=prefix)
-    return description | curiosity_metrics(outcomes, prefix=prefix)
+    metrics = tool_metrics([outcome.trajectory for outcome in outcomes], prefix=prefix)
+    metrics |= excluded_metrics(outcomes, lost, prefix=prefix) | turn_reward_metrics(outcomes, prefix=prefix)
+    return metrics | curiosity_metrics(outcomes, prefix=prefix)

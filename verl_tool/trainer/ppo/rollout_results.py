@@ -1,4 +1,4 @@
-"""What a rollout came to, in the few numbers that a progress bar shows."""
+"""Summarise a rollout in the few numbers that a progress bar shows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def rollout_results(
     right: Sequence[float | None] | None,
     invalid: Sequence[bool],
 ) -> dict[str, float]:
-    """Means over the trajectories that count, by the name to show.
+    """Return means over the valid trajectories by display name.
 
-    `metrics` are those of `tool_metrics`; `rewards`, `right` (1 for a right answer) and `invalid` have one entry a
-    trajectory. What was not told is left out.
+    `metrics` are those of `tool_metrics`. `rewards`, `right` (1 for a right answer) and `invalid` have one entry per
+    trajectory. Unknown values are left out.
     """
     means = {
         "reward": _mean(rewards, invalid),

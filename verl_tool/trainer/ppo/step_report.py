@@ -1,4 +1,4 @@
-"""Whoever logs a step's metrics tells the console of them too. Written for verl 0.9.0 and 0.9.1."""
+"""Report a step's metrics to the console when they are logged. Written for verl 0.9.0 and 0.9.1."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from verl_tool.trainer.progress.progress_board import find_board
 from verl_tool.trainer.progress.step_table import step_row
 
 
-def _reporting(tracking: type[Any]) -> type[Any]:
-    """verl's `Tracking`, which also looks whether what it logs is in range, and shows it on the console."""
+def _make_reporting(tracking: type[Any]) -> type[Any]:
+    """Extend verl's `Tracking`, so that it checks the ranges of logged metrics and shows them on the console."""
 
     class ReportingTracking(tracking):
         def __init__(self, *args: Any, config: Mapping[str, Any], **kwargs: Any) -> None:
@@ -23,7 +23,7 @@ def _reporting(tracking: type[Any]) -> type[Any]:
 
         def log(self, data: Mapping[str, Any], step: int, *args: Any, **kwargs: Any) -> None:
             super().log(data, step, *args, **kwargs)
-            reported = self._watch.look(data, step)
+            reported = self._watch.check(data, step)
             row = step_row(data, step, asynchronous=self._asynchronous)
             if self._board is not None:
                 self._board.tell.remote([*([row] if row else []), *reported])
@@ -32,6 +32,6 @@ def _reporting(tracking: type[Any]) -> type[Any]:
 
 
 def tracking_patch(module: str) -> Patch:
-    """Of `Tracking` as the trainer in verl's `module` finds it."""
-    why = "a step's metrics come together in the training loop, which shows them to this class only"
-    return verl_patch(module, "Tracking", why, _reporting)
+    """Return the patch of `Tracking` in verl's `module`."""
+    why = "the training loop collects a step's metrics and passes them to this class only"
+    return verl_patch(module, "Tracking", why, _make_reporting)

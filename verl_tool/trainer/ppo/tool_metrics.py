@@ -1,4 +1,4 @@
-"""What a step's trajectories tell about the tools."""
+"""Compute metrics of a step's trajectories and tool calls."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from verl_tool.agent_loop.trajectory import CallRecord, Excluded, StopReason, Tr
 from verl_tool.trainer.ppo.graded_trajectories import CAUSES, LOST, GradedTrajectory
 
 UNNAMED = "none"
-"""The tool of an action in which no format finds a call."""
+"""Tool name of an action in which no format finds a call."""
 
 
 def tool_metrics(trajectories: Sequence[Trajectory], prefix: str = "agent") -> dict[str, float]:
-    """Metrics by name, of at least one trajectory.
+    """Return metrics by name. There must be at least one trajectory.
 
-    ``{prefix}/…`` tells of trajectories: turns, calls, ends, faults, tokens by author, seconds, rewards.
-    ``{prefix}/tool/NAME/…`` tells of the calls of one tool, by the name that the model used.
+    ``{prefix}/…`` are metrics of trajectories: turns, calls, stop reasons, faults, tokens by author, seconds, rewards.
+    ``{prefix}/tool/NAME/…`` are metrics of the calls of one tool, by the name that the model used.
     """
     n = len(trajectories)
     faults = excluded_metrics([GradedTrajectory(trajectory) for trajectory in trajectories], prefix=prefix)
-    ends = {f"{prefix}/stop/{stop.value}": _share(t.stop is stop for t in trajectories) for stop in StopReason}
+    stops = {f"{prefix}/stop/{stop.value}": _share(t.stop is stop for t in trajectories) for stop in StopReason}
     return {
         f"{prefix}/turns/mean": sum(t.num_turns for t in trajectories) / n,
         f"{prefix}/turns/max": max(t.num_turns for t in trajectories),
         f"{prefix}/tool_calls/mean": sum(len(t.calls) for t in trajectories) / n,
         f"{prefix}/tool_calls/max": max(len(t.calls) for t in trajectories),
-        **_of_calls(trajectories, prefix),
+        **_call_shares(trajectories, prefix),
         **_rewards(trajectories, prefix),
         f"{prefix}/model_tokens/mean": sum(sum(t.response_mask) for t in trajectories) / n,
         f"{prefix}/observation_tokens/mean": sum(c.visible_tokens for t in trajectories for c in t.calls) / n,
         f"{prefix}/seconds/generate_mean": sum(t.timings.generate for t in trajectories) / n,
         f"{prefix}/seconds/tools_mean": sum(t.timings.tools for t in trajectories) / n,
         f"{prefix}/seconds/total_max": max(t.timings.total for t in trajectories),
-        **ends,
+        **stops,
         **faults,
         **_by_tool(trajectories, prefix),
     }
 
 
 def excluded_metrics(outcomes: Sequence[GradedTrajectory], lost: int = 0, prefix: str = "agent") -> dict[str, float]:
-    """Shares of trajectories that faulted and that are left out, by cause; `lost` of them did not come.
+    """Return the shares of trajectories that faulted or were excluded, by cause. `lost` of them never arrived.
 
-    ``{prefix}/fault/CAUSE`` counts each fault, whether or not the trajectory counts for all that.
-    ``{prefix}/excluded/REASON`` counts what is out of the loss, ``provokable`` and ``not_provokable`` by whether a
-    model could bring it about.
+    ``{prefix}/fault/CAUSE`` counts each fault, even if the trajectory stays in the loss. ``{prefix}/excluded/REASON``
+    counts trajectories left out of the loss, with ``provokable`` and ``not_provokable`` by whether a model could cause
+    it.
     """
     n = len(outcomes) + lost
     causes = Counter(outcome.cause for outcome in outcomes) + Counter({LOST: lost})
@@ -62,8 +62,8 @@ def excluded_metrics(outcomes: Sequence[GradedTrajectory], lost: int = 0, prefix
     }
 
 
-def _of_calls(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, float]:
-    """Shares of all calls; nothing if there is none."""
+def _call_shares(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, float]:
+    """Return shares of all calls, or nothing if there are none."""
     calls = [call for trajectory in trajectories for call in trajectory.calls]
     if not calls:
         return {}
@@ -74,10 +74,10 @@ def _of_calls(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, floa
 
 
 def _rewards(trajectories: Sequence[Trajectory], prefix: str) -> dict[str, float]:
-    """Mean rewards of trajectories with calls and of those without, as far as there are such with a reward."""
+    """Return the mean rewards of trajectories with calls and of those without, where there are rewards."""
     metrics = {}
-    for name, requested in (("with_calls", True), ("without_calls", False)):
-        rewards = [t.reward for t in trajectories if t.reward is not None and bool(t.calls) is requested]
+    for name, has_calls in (("with_calls", True), ("without_calls", False)):
+        rewards = [t.reward for t in trajectories if t.reward is not None and bool(t.calls) is has_calls]
         if rewards:
             metrics[f"{prefix}/reward/{name}"] = sum(rewards) / len(rewards)
     return metrics

@@ -1,4 +1,4 @@
-"""verl's trainers that keep the batch in TransferQueue (``trainer.use_v1=True``), with tools.
+"""Extend verl's trainers that keep the batch in TransferQueue (``trainer.use_v1=True``) with tools.
 
 Written for verl 0.9.0 and 0.9.1.
 """
@@ -59,14 +59,14 @@ from verl_tool.trainer.ppo.rows.rows_check import COLOCATED_REWARD_MODEL, check_
 from verl_tool.trainer.ppo.step_report import tracking_patch
 from verl_tool.trainer.ppo.turns.turn_columns import takes_turns, with_turns
 from verl_tool.trainer.ppo.turns.turn_metrics import variance_share
-from verl_tool.trainer.ppo.valid_rows import of_rows_in_the_loss, without_nan, without_rewards
+from verl_tool.trainer.ppo.valid_rows import penalise_rows_in_loss, without_nan, without_rewards
 from verl_tool.trainer.ppo.validation import main_results_by_source, summarise_valid
 from verl_tool.trainer.progress.progress import Progress
 from verl_tool.trainer.progress.progress_board import Phase
 from verl_tool.trainer.run_folder.checkpoints import atomic_checkpoint
 
 _SOMETIMES_WRITTEN = ("token_level_rewards", "rollout_is_weights")
-"""Fields that verl writes with the advantages, if the config asks for them."""
+"""Fields that verl writes together with the advantages if the config enables them."""
 
 
 def _patch(module: str, attribute: str, replace: Callable[[Any], Any]) -> Patch:
@@ -80,7 +80,7 @@ PATCHES = (
         "trainer_base", "compute_advantage_for_multi_trajectories", lambda compute: with_turns(on_rollouts(compute))
     ),
     _patch("trainer_base", "compute_rollout_correction_and_add_to_batch", on_rollouts),
-    _patch("trainer_base", "apply_kl_penalty", lambda f: on_rollouts(of_rows_in_the_loss(f))),
+    _patch("trainer_base", "apply_kl_penalty", lambda f: on_rollouts(penalise_rows_in_loss(f))),
     _patch("trainer_base", "compute_data_metrics", on_rollouts),
     _patch("trainer_base", "agg_loss", aggregate_on_rollouts),
     _patch("trainer_base", "ReplayBuffer", make_valid_group_buffer),
@@ -89,23 +89,23 @@ PATCHES = (
     _patch("agent_loop_tq", "AgentLoopWorkerTQ", make_rollout_worker),
 )
 IDS = _patch("trainer_base", "uuid", lambda module: module)
-"""In place of the module, a deterministic trainer puts its own numbers."""
+"""Patch with which a deterministic trainer replaces the module ``uuid`` by sequential numbers."""
 
 
 class NoSignalError(VerlToolError):
-    """Group after group was filtered out: the model solves all of a problem's samples or none."""
+    """Too many groups were filtered out: the model solves either all of a problem's samples or none."""
 
 
 class AgentTrainerMixin(PPOTrainer):
-    """What tools add to any of verl's newer trainers."""
+    """Adds tools to any of verl's newer trainers."""
 
     def __init__(self, config: DictConfig) -> None:
         self._rollouts = rollout_log(config)
         self._progress = Progress(config.stall_timeout)
-        # Prompts of the step under way. Before the first step, which warm-up is for, there is no limit to pass.
-        self._asked = -math.inf
+        # Number of prompts requested in this step. Before the first step, during warm-up, no limit applies.
+        self._requested = -math.inf
         self._raised: list[str] = []
-        # Of the rows that were sampled and are not trained on yet, the lines of their records.
+        # Lines of the records of rows that were sampled but not trained on yet.
         self._lines: dict[str, int] = {}
         self._ids = SequentialIds() if config.deterministic else None
         if self._ids is not None:
@@ -117,7 +117,7 @@ class AgentTrainerMixin(PPOTrainer):
         super()._setup()
         managers = [self.llm_server_manager, getattr(self, "standalone_server_manager", None)]
         EngineWatch([address for manager in managers if manager for address in manager.get_addresses()]).start()
-        # The workers, and with them the schedule of the learning rate, have the number of the config.
+        # The workers, and so the learning-rate schedule, use the number of steps from the config.
         step = self.config.actor_rollout_ref.replay_step
         if step is not None:
             self.total_training_steps = int(step)
@@ -139,7 +139,7 @@ class AgentTrainerMixin(PPOTrainer):
         super()._init_resource_pool_mgr()
         separate = self.config.trainer.v1.trainer_mode == "separate_async"
         worker = AgentDetachActorWorker if separate else AgentActorRolloutRefWorker
-        # The last two where the actor's process samples nothing (verl 0.9.1: actor_rollout_ref.hybrid_engine=false).
+        # The last two exist if the actor's process does not sample (verl 0.9.1: actor_rollout_ref.hybrid_engine=false).
         for role in (Role.ActorRollout, Role.ActorRolloutRef, Role.Actor, Role.RefPolicy):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(worker)
@@ -147,10 +147,10 @@ class AgentTrainerMixin(PPOTrainer):
             self.role_worker_mapping[Role.Critic] = ray.remote(MaskedLossWorker)
 
     def on_train_begin(self) -> None:
-        """Fill the asynchronous modes' queue of prompts, in a resumed run with those that its checkpoint lacks."""
+        """Fill the queue of prompts in asynchronous modes. A resumed run adds only those that its checkpoint lacks."""
         mode = self.config.trainer.v1.trainer_mode
         restored = 0 if mode == "sync" else _prompts_in_queue()
-        # verl 0.9.0 adds all of them, so that each resumption would make the trajectories a step older.
+        # verl 0.9.0 adds all of them, so that the trajectories would become a step older each time a run is resumed.
         if not restored or hasattr(PPOTrainer, "_add_async_warmup_batches"):
             super().on_train_begin()
             return
@@ -159,30 +159,30 @@ class AgentTrainerMixin(PPOTrainer):
             super()._add_prompts_to_generate(missing)
 
     def on_step_begin(self) -> None:
-        """A step begins with its rollout."""
+        """Begin the rollout of a step."""
         expected = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
         self._progress.begin(Phase.ROLLOUT, self.global_steps, self.total_training_steps, expected)
-        self._asked = self.config.data.train_batch_size
+        self._requested = self.config.data.train_batch_size
         self._raised = []
         if self._ids is not None:
             self._ids.begin(self.global_steps, validation=False)
         super().on_step_begin()
 
     def _add_prompts_to_generate(self, num_prompts: int) -> int:
-        """Replace groups that were filtered out, or of which a rollout raised.
+        """Replace groups that were filtered out, or in which a rollout raised.
 
-        Raises TooManyFaultsError if most raise, and NoSignalError behind `max_num_gen_batches` of a step.
+        Raises TooManyFaultsError if too many raised, and NoSignalError after `max_num_gen_batches` in one step.
         """
         raised, others = self.replay_buffer.take_raised()
         self._raised += raised
         filters, batch = self.config.algorithm.filter_groups, self.config.data.train_batch_size
         check_replaced(self._raised, max(others, batch), self._rollouts.limits.trajectories)
-        self._asked += num_prompts
-        if filters.enable and 0 < filters.max_num_gen_batches * batch < self._asked:
+        self._requested += num_prompts
+        if filters.enable and 0 < filters.max_num_gen_batches * batch < self._requested:
             raise NoSignalError(
                 f"step {self.global_steps} needs more than algorithm.filter_groups.max_num_gen_batches="
                 f"{filters.max_num_gen_batches} batches of {batch} prompts to find {batch} groups whose "
-                f"{filters.metric!r} differs; take easier or harder problems, more samples a prompt "
+                f"{filters.metric!r} differs; use easier or harder problems, more samples per prompt "
                 "(actor_rollout_ref.rollout.n), or raise the limit"
             )
         self._progress.expect(num_prompts * self.config.actor_rollout_ref.rollout.n)
@@ -194,38 +194,38 @@ class AgentTrainerMixin(PPOTrainer):
             batch.reorder(sorted(range(len(stored)), key=stored.__getitem__))
         index = RolloutIndex.of(batch.keys)
         keys = [batch.keys[row] for row in index.final]
-        description = read_loop_fields(_select(batch, index.final))
+        fields = read_loop_fields(_select(batch, index.final))
         sums = rewards_of(index, batch.partition_id)
-        trajectories = trajectories_of(description)
+        trajectories = trajectories_of(fields)
         if partition == "val":
-            self._rollouts.add(trajectories, sums, step, validation=True, told=read_reward_fields(description))
+            self._rollouts.add(trajectories, sums, step, validation=True, grading=read_reward_fields(fields))
             return
         expected = prompts * self.config.actor_rollout_ref.rollout.n
-        rewards = read_reward_fields(description, [prompt_of(key) for key in keys])
-        sums, rewards = self._with_curiosity(keys, batch.partition_id, sums, rewards, invalid_of(description))
+        rewards = read_reward_fields(fields, [prompt_of(key) for key in keys])
+        sums, rewards = self._with_curiosity(keys, batch.partition_id, sums, rewards, invalid_of(fields))
         versions = [versions_of(tag) for tag in batch.tags]
         written = self._rollouts.add(
             trajectories,
             sums,
             step,
             validation=False,
-            told=rewards,
+            grading=rewards,
             versions=index.reduce(versions, oldest_and_newest),
             filtered=self.replay_buffer.take_filtered(),
             lost=max(0, expected - len(index)),
         )
         self._lines |= zip(keys, written, strict=True)
-        right = [row.get("reward_extra_info", {}).get("acc") for row in description]
-        self._progress.tell(rollout_results(self._rollouts.metrics, sums, right, invalid_of(description)))
+        right = [row.get("reward_extra_info", {}).get("acc") for row in fields]
+        self._progress.tell(rollout_results(self._rollouts.metrics, sums, right, invalid_of(fields)))
         self._progress.begin(Phase.UPDATE, self.global_steps, self.total_training_steps)
 
     @staticmethod
     def _with_curiosity(
         keys: list[str], partition_id: str, sums: list[float] | None, rewards: Rewards, out: list[bool]
     ) -> tuple[list[float] | None, Rewards]:
-        """Add to the rollouts' rewards what their groups decide; the rewards then, and what is told of them.
+        """Add curiosity bonuses to the rollouts' rewards. Returns the new rewards, and the grading with the bonuses.
 
-        keys: of each rollout's final row.
+        `keys` are those of each rollout's final row.
         """
         columns = rewards.columns or {}
         bonuses = curiosity_bonuses(columns, rewards.groups or [], out)
@@ -237,7 +237,7 @@ class AgentTrainerMixin(PPOTrainer):
         return sums, replace(rewards, columns={**columns, BONUS: bonuses})
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> KVBatchMeta:
-        """Balance the ranks' work; with several rows per rollout, in mini-batches of whole prompts."""
+        """Balance the ranks' work. With several rows per rollout, lay out mini-batches of whole prompts."""
         index = RolloutIndex.of(batch.keys)
         if not index.has_several:
             return super()._balance_batch(batch, metrics, *args, **kwargs)
@@ -270,7 +270,7 @@ class AgentTrainerMixin(PPOTrainer):
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         with _joining(batch):
             done = super()._compute_old_log_prob(batch, metrics)
-        if NUM_MINI_BATCHES in batch.extra_info:  # what TransferQueue returns has no extra information
+        if NUM_MINI_BATCHES in batch.extra_info:  # batches from TransferQueue have no extra information
             done.extra_info[NUM_MINI_BATCHES] = batch.extra_info[NUM_MINI_BATCHES]
         recomputed = self.config.actor_rollout_ref.rollout.calculate_log_probs and not bypasses(self.config)
         if recomputed and self.config.trainer.v1.trainer_mode != "sync":
@@ -282,7 +282,7 @@ class AgentTrainerMixin(PPOTrainer):
         index = RolloutIndex.of(batch.keys)
         if index.has_several:
             done = _put_weights(batch, done, index)
-        metrics.update(self._keep_tokens(batch))
+        metrics.update(self._store_tokens(batch))
         if takes_turns(self.config.algorithm.adv_estimator):
             names = ["advantages", "response_mask"]
             fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
@@ -293,11 +293,11 @@ class AgentTrainerMixin(PPOTrainer):
             metrics.update(variance_share(*columns))
         return done
 
-    def _keep_tokens(self, batch: KVBatchMeta) -> dict[str, float]:
-        """Write what is known of each token, if it is wanted; the seconds that it took."""
+    def _store_tokens(self, batch: KVBatchMeta) -> dict[str, float]:
+        """Write the step's token records, if they are due. Returns the time that it took, as a metric."""
         lines, self._lines = self._lines, {}
         index = RolloutIndex.of(batch.keys)
-        # Rows that fill up the batch have no record.
+        # Padding rows have no record.
         rollouts = [rows for rows in index.rollouts if batch.keys[rows[-1]] in lines]
         keys = [batch.keys[row] for rows in rollouts for row in rows]
         if not keys or not self._rollouts.tokens.is_due(self.global_steps):
@@ -320,17 +320,17 @@ class AgentTrainerMixin(PPOTrainer):
         return {TOKENS_TIMER: time.perf_counter() - began}
 
     def _advantages_of_valid_rows(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        summarise_valid = self._valid(batch)
-        if all(summarise_valid):
+        valid = self._find_valid(batch)
+        if all(valid):
             with _joining(batch):
                 return super()._compute_advantage(batch, metrics)
         fields = list(batch.fields or [])
-        if any(summarise_valid):
-            part = _part(batch, summarise_valid)
+        if any(valid):
+            part = _part(batch, valid)
             with _joining(part):
                 fields = super()._compute_advantage(part, metrics).fields
-        put = _put_zeros(_part(batch, [not row for row in summarise_valid]), fields)
-        fields = fields if any(summarise_valid) else put.fields
+        put = _put_zeros(_part(batch, [not row for row in valid]), fields)
+        fields = fields if any(valid) else put.fields
         return KVBatchMeta(
             keys=batch.keys,
             tags=batch.tags,
@@ -339,24 +339,24 @@ class AgentTrainerMixin(PPOTrainer):
             extra_info=batch.extra_info,
         )
 
-    def _valid(self, batch: KVBatchMeta) -> list[bool]:
-        """Rows that advantages are computed of: neither invalid nor put in to fill up the batch, nor left alone."""
-        summarise_valid = [not out for out in _uninformative_rows(batch)]
+    def _find_valid(self, batch: KVBatchMeta) -> list[bool]:
+        """Return which rows get advantages: all except invalid rows, padding and singletons."""
+        valid_rows = [not out for out in _uninformative_rows(batch)]
         if not compares_within_groups(self.config.algorithm.adv_estimator):
-            return summarise_valid
+            return valid_rows
         index = RolloutIndex.of(batch.keys)
         groups = [prompt_of(batch.keys[row]) for row in index.final]
-        valid = [summarise_valid[row] for row in index.final]
+        valid = [valid_rows[row] for row in index.final]
         singletons = singleton_rows(groups, valid, self.config.actor_rollout_ref.rollout.n)
         return index.spread([row and not alone for row, alone in zip(valid, singletons, strict=True)])
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         out = _uninformative_rows(batch)
-        # Rows that fill up the batch are in no mean; nor is a row without reward.
+        # Neither padding nor rows without a reward are in the means.
         tags = [tag | {"is_padding": True} if row else tag for tag, row in zip(batch.tags, out, strict=True)]
-        description = batch if all(out) else _retagged(batch, tags)
+        tagged = batch if all(out) else _retag(batch, tags)
         with _joining(batch if all(out) else _part(batch, [not row for row in out])):
-            super()._compute_metrics(description, metrics, *args, **kwargs)
+            super()._compute_metrics(tagged, metrics, *args, **kwargs)
         index = RolloutIndex.of(batch.keys)
         if index.has_several and not all(out):
             finals = [batch.keys[row] for row in index.final if not out[row]]
@@ -385,12 +385,12 @@ class AgentTrainerMixin(PPOTrainer):
     def _val_metrics_update(
         self, *args: Any, expected_acc_counts: Mapping[tuple[str, str], int] | None = None
     ) -> dict[str, Any]:
-        # By `expected_acc_counts` verl 0.9.1 would count what is missing, a row without reward too, as a wrong answer.
+        # With `expected_acc_counts`, verl 0.9.1 would count missing rows, also those without a reward, as wrong.
         return summarise_valid(super()._val_metrics_update, *args) | self._rollouts.take_validation_metrics()
 
 
 def register_agent_trainer(mode: str) -> None:
-    """Make verl take its trainer of this `trainer.v1.trainer_mode` with `AgentTrainerMixin` added, in this process."""
+    """Add `AgentTrainerMixin` to verl's trainer of this `trainer.v1.trainer_mode`, in this process."""
     for patch in PATCHES:
         patch.install()
     stock = get_trainer_cls(mode)
@@ -399,74 +399,74 @@ def register_agent_trainer(mode: str) -> None:
 
 
 class _WatchedBuffer:
-    """verl's replay buffer, of which each sample is shown to somebody first."""
+    """verl's replay buffer with a callback for each sample."""
 
     def __init__(
-        self, buffer: Any, show: Callable[[KVBatchMeta, int, str, int], None], *, in_order: bool = False
+        self, buffer: Any, on_sample: Callable[[KVBatchMeta, int, str, int], None], *, in_order: bool = False
     ) -> None:
-        """`in_order`: rows come in that of their keys, not in that in which they were done."""
-        self._buffer, self._show, self._in_order = buffer, show, in_order
+        """`in_order` sorts rows by their keys; by default they come in the order in which they were finished."""
+        self._buffer, self._on_sample, self._in_order = buffer, on_sample, in_order
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """verl's only use of a replay buffer, but for `trainer.v1.separate_async.hybrid_rollout`."""
+        """Sample a batch. verl uses other methods only for `trainer.v1.separate_async.hybrid_rollout`."""
         batch, metrics = self._buffer.sample(
             global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
         )
         if self._in_order:
-            batch.reorder(sorted(range(len(batch)), key=lambda row: _place(batch.keys[row])))
-        self._show(batch, global_steps, partition_id, batch_size)
+            batch.reorder(sorted(range(len(batch)), key=lambda row: _sort_key(batch.keys[row])))
+        self._on_sample(batch, global_steps, partition_id, batch_size)
         return batch, metrics
 
     def __getattr__(self, name: str) -> Any:
-        # What else verl 0.9.1 asks a buffer for: how many groups there are, and to wait for some.
+        # verl 0.9.1 also counts groups in a buffer, and waits for them.
         return getattr(self._buffer, name)
 
     def take_raised(self) -> tuple[list[str], int]:
-        """See `ValidGroupFilter.take_raised`, and how many other prompts are there."""
+        """Return the errors as in `ValidGroupFilter.take_raised`, and the number of other prompts."""
         if not isinstance(self._buffer, ValidGroupFilter):
             return [], 0
         return self._buffer.take_raised(), self._buffer.prompts_there("train")
 
     def take_filtered(self) -> list[GradedTrajectory]:
-        """What was sampled since the last call and thrown away with its group."""
+        """Return trajectories that were dropped with their groups since the last call."""
         filtered: list[GradedTrajectory] = (
             self._buffer.take_filtered() if isinstance(self._buffer, ValidGroupFilter) else []
         )
         return filtered
 
 
-def _place(key: str) -> tuple[str, int, int]:
-    """By which keys are sorted."""
+def _sort_key(key: str) -> tuple[str, int, int]:
+    """Split a row's key for sorting by prompt, sample and output."""
     prompt, sample, output = key.rsplit("_", 2)
     return prompt, int(sample), int(output)
 
 
 def _uninformative_rows(batch: KVBatchMeta) -> list[bool]:
-    """Rows that tell nothing: of a rollout with an invalid row, or put in to fill up the batch."""
+    """Return which rows are padding, or belong to a rollout with an invalid row."""
     index = RolloutIndex.of(batch.keys)
     invalid = index.spread(index.reduce(invalid_of(read_loop_fields(batch)), any))
     return [out or bool(tag.get("is_padding")) for out, tag in zip(invalid, batch.tags, strict=True)]
 
 
 def _prompts_in_queue() -> int:
-    """Prompts of the training that are there already: a checkpoint's."""
+    """Count the training prompts that a checkpoint has restored."""
     tags = (tq.kv_list("train") or {}).get("train", {})
     return sum(bool(tag.get("is_prompt")) for tag in tags.values())
 
 
 def _fresh_difference(batch: KVBatchMeta, trained_version: int) -> dict[str, float]:
-    """How far engine and trainer are apart where the trained weights sampled; empty if they sampled no row."""
+    """Compare engine and trainer on rows that the trained weights sampled. Returns nothing if there are none."""
     keys = [batch.keys[row] for row in fresh_rows(batch.tags, trained_version)]
     if not keys:
         return {}
     names = ["old_log_probs", "rollout_log_probs", "response_mask"]
     fields = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
-    local, engine, masks = (fields[name].unbind() for name in names)
-    return probability_difference(local, engine, masks)
+    trainer, engine, masks = (fields[name].unbind() for name in names)
+    return probability_difference(trainer, engine, masks)
 
 
-def _part(batch: KVBatchMeta, wanted: list[bool]) -> KVBatchMeta:
-    return _select(batch, [i for i, want in enumerate(wanted) if want])
+def _part(batch: KVBatchMeta, mask: list[bool]) -> KVBatchMeta:
+    return _select(batch, [i for i, selected in enumerate(mask) if selected])
 
 
 def _select(batch: KVBatchMeta, rows: Sequence[int]) -> KVBatchMeta:
@@ -479,7 +479,7 @@ def _select(batch: KVBatchMeta, rows: Sequence[int]) -> KVBatchMeta:
     )
 
 
-def _retagged(batch: KVBatchMeta, tags: list[dict[str, Any]]) -> KVBatchMeta:
+def _retag(batch: KVBatchMeta, tags: list[dict[str, Any]]) -> KVBatchMeta:
     return KVBatchMeta(
         keys=batch.keys, tags=tags, partition_id=batch.partition_id, fields=batch.fields, extra_info=batch.extra_info
     )
@@ -495,7 +495,7 @@ def _joining(batch: KVBatchMeta) -> AbstractContextManager[None]:
 
 
 def _put_weights(batch: KVBatchMeta, done: KVBatchMeta, index: RolloutIndex) -> KVBatchMeta:
-    """`done` with the weights of rows in the loss; see `rollout_weights`."""
+    """Add the weights of rows in the loss to `done`; see `rollout_weights`."""
     fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
     tokens = torch.stack([row.sum() for row in fields["response_mask"].unbind()])
     weights = TensorDict(dict(rollout_weights(index.rollout_by_row, tokens)), batch_size=len(tokens))
@@ -510,9 +510,10 @@ def _put_weights(batch: KVBatchMeta, done: KVBatchMeta, index: RolloutIndex) -> 
 
 
 def _put_zeros(batch: KVBatchMeta, written: Collection[str]) -> KVBatchMeta:
-    """Advantages and returns of 0, and a mask that keeps every token out of the loss.
+    """Write advantages and returns of 0, and a mask that keeps every token out of the loss.
 
-    Of further fields, those that were `written` for the other rows: a batch has its fields in every row.
+    Other fields that were `written` for the other rows are set too, since all rows of a batch must have the same
+    fields.
     """
     fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask"])
     rows = fields["response_mask"].unbind()

@@ -1,4 +1,4 @@
-"""verl's KL penalty and metrics, of the rows that count. Written for verl 0.9.0 and 0.9.1."""
+"""Restrict verl's KL penalty and metrics to valid rows. Written for verl 0.9.0 and 0.9.1."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from verl import DataProto
 from verl_tool.trainer.ppo.invalid import invalid_rows
 
 Penalty = Callable[..., tuple[DataProto, dict[str, Any]]]
-"""verl's ``apply_kl_penalty(data, kl_ctrl=…, kl_penalty=…) -> (data, metrics)``."""
+"""Type of verl's ``apply_kl_penalty(data, kl_ctrl=…, kl_penalty=…) -> (data, metrics)``."""
 Metrics = Callable[..., dict[str, Any]]
-"""verl's ``compute_data_metrics(batch=…, use_critic=…)``."""
-_OF_REWARDS = ("critic/score/", "critic/rewards/")
+"""Type of verl's ``compute_data_metrics(batch=…, use_critic=…)``."""
+_REWARD_METRICS = ("critic/score/", "critic/rewards/")
 
 
-def of_rows_in_the_loss(penalise: Penalty) -> Penalty:
-    """verl's `apply_kl_penalty`, whose controller would take each row without a token in the loss for a KL of 0."""
+def penalise_rows_in_loss(penalise: Penalty) -> Penalty:
+    """Apply verl's `apply_kl_penalty` to rows with a token in the loss. Its controller would see a KL of 0 in
+    others."""
 
     def apply_kl_penalty(data: DataProto, kl_ctrl: Any, **options: Any) -> tuple[DataProto, dict[str, Any]]:
         rows = np.flatnonzero(data.batch["response_mask"].any(dim=-1).numpy())
@@ -36,8 +37,8 @@ def of_rows_in_the_loss(penalise: Penalty) -> Penalty:
     return apply_kl_penalty
 
 
-def of_rows_that_count(summarise: Metrics) -> Metrics:
-    """verl's `compute_data_metrics`; a row without reward is in no mean, and what cannot be told is left out."""
+def summarise_valid_rows(summarise: Metrics) -> Metrics:
+    """Apply verl's `compute_data_metrics` to rows with a reward, and leave out metrics that are unknown."""
 
     def compute_data_metrics(batch: DataProto, use_critic: bool = True) -> dict[str, Any]:
         rows = np.flatnonzero(~np.array(invalid_rows(batch.non_tensor_batch, len(batch)), dtype=bool))
@@ -49,10 +50,10 @@ def of_rows_that_count(summarise: Metrics) -> Metrics:
 
 
 def without_nan(metrics: dict[str, Any]) -> dict[str, Any]:
-    """What is a number, and whatever is of another kind."""
+    """Remove metrics that are NaN."""
     return {name: v for name, v in metrics.items() if not (isinstance(v, float) and math.isnan(v))}
 
 
 def without_rewards(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Without what no row can tell if none has a reward."""
-    return {name: value for name, value in metrics.items() if not name.startswith(_OF_REWARDS)}
+    """Remove metrics of rewards, for a batch in which no row has one."""
+    return {name: value for name, value in metrics.items() if not name.startswith(_REWARD_METRICS)}

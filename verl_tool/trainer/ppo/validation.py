@@ -1,4 +1,4 @@
-"""Means of a validation over the rows that were really answered and graded."""
+"""Compute the means of a validation over the rows that were answered and graded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from verl_tool.trainer.ppo.invalid import invalid_rows
 
 Summary = Callable[[np.ndarray, list[str], dict[str, list[Any]], list[Any]], dict[str, Any]]
-"""verl's: ``(data_sources, uids, columns, turns) -> metrics``."""
+"""Type of verl's summary: ``(data_sources, uids, columns, turns) -> metrics``."""
 
 INVALID = "val-agent/invalid"
 
@@ -22,10 +22,8 @@ def summarise_valid(
     reward_extra_infos_dict: Mapping[str, Sequence[Any]],
     sample_turns: list[Any],
 ) -> dict[str, Any]:
-    """`summary` of the rows that are not invalid, and the share of those that are.
-
-    If all are, there is no mean to tell.
-    """
+    """Return the `summary` of the valid rows, and the share of invalid ones. Without valid rows, return the share
+    only."""
     invalid = invalid_rows(reward_extra_infos_dict, len(sample_uids))
     share = {INVALID: sum(invalid) / max(1, len(invalid))}
     if not any(invalid):
@@ -39,7 +37,7 @@ def summarise_valid(
 
 
 def main_results_by_source(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The main result of a validation for each data source, as verl names it: ``val-core/SOURCE/WHAT/mean@N``."""
+    """Return the main result of a validation for each data source: verl's ``val-core/SOURCE/WHAT/mean@N``."""
     return {
         name.split("/")[1]: float(value)
         for name, value in metrics.items()
