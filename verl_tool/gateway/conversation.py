@@ -122,6 +122,8 @@ class AgentRequest:
     """Of a request with `previous`: the system message at the start of the conversation. It is not in `messages`."""
     namespaces: Mapping[str, str] = field(default_factory=dict)
     """Of tools that the agent groups: the group by the name in `tools`. An answer names both."""
+    can_be_continued: bool = False
+    """A later request may name the answer to this one as `previous`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What is recorded and has no effect: temperature, a forced tool choice, a schema of the answer."""
 

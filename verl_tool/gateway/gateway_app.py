@@ -196,7 +196,7 @@ class Gateway:
                 session = self._session(request)
                 body = _object(request.body)
                 parsed = dialect.parse_request(body, _headers(request))
-                fingerprint, pending = await session.open_answer(parsed, body)
+                fingerprint, pending = await session.open_answer(parsed)
             except HttpError as error:
                 return JsonResponse(dialect.render_error(error.status, error.message), error.status, error.headers)
             except RequestError as error:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import hmac
-import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -28,8 +26,6 @@ from verl_tool.gateway.conversation_renderer import ConversationRenderer
 from verl_tool.gateway.dialects.base import RequestError
 from verl_tool.gateway.session_tree import ModelTurn, SessionPolicy, SessionTree
 
-_FORM_FIELDS = ("stream", "stream_options")
-"""Fields of a body that a repetition of a request may change."""
 _CLOSING_SECONDS = 0.8
 """More than it takes to notice that a client has left (`verl_tool.http.disconnect`)."""
 
@@ -125,7 +121,7 @@ class AgentSession:
         """Whether `key` is the session's."""
         return hmac.compare_digest(self.key.encode(), key.encode())
 
-    async def open_answer(self, request: AgentRequest, body: Mapping[str, Any]) -> tuple[str, PendingAnswer]:
+    async def open_answer(self, request: AgentRequest) -> tuple[str, PendingAnswer]:
         """Begin an answer, or find the one that an earlier attempt of the same request did not receive.
 
         The caller is one of its readers, until `close_answer`. Raises RequestError for a finished session, one that has
@@ -134,17 +130,18 @@ class AgentSession:
         self.used_at = time.monotonic()
         if self.record is not None:
             raise RequestError("this session is finished; open another with POST /sessions")
-        fingerprint = _fingerprint(request, body)
+        async with self._lock:  # a long conversation takes a while, and is rendered in a thread
+            placement = await asyncio.to_thread(self.tree.place, request)
+        if self.record is not None:
+            raise RequestError("this session is finished; open another with POST /sessions")
+        # Whether the answer is streamed is not part of it: a client may ask for the whole after a broken stream.
+        fingerprint = f"{placement.request_key.hex()} {request.max_tokens} {request.stop}"
         pending = await self._unread(fingerprint)
         if pending is not None:
             pending.readers += 1
             return fingerprint, pending
         if len(self.tree.turns) + len(self._pending) >= self.options.max_turns:
             raise RequestError(f"this session has had max_turns={self.options.max_turns} answers")
-        async with self._lock:  # a long conversation takes a while, and is rendered in a thread
-            placement = await asyncio.to_thread(self.tree.place, request)
-        if self.record is not None:
-            raise RequestError("this session is finished; open another with POST /sessions")
         room = self.model.max_model_len - len(placement.prompt_ids)
         if room < 1:
             raise ContextLengthError(
@@ -169,7 +166,9 @@ class AgentSession:
             self.aborted |= generation.stop_reason == "aborted"
             generation = up_to_stop(generation, params, self.model.tokenizer)
             self.used_at = time.monotonic()
-            return self.tree.add(placement, generation, self._answer(request, generation, len(placement.prompt_ids)))
+            answer = self._answer(request, generation, len(placement.prompt_ids))
+            async with self._lock:
+                return self.tree.add(placement, generation, answer)
 
         pending = PendingAnswer(asyncio.ensure_future(generate()), readers=1)
         self._pending[fingerprint] = pending
@@ -249,12 +248,6 @@ def _split_thoughts(text: str) -> tuple[str, str]:
         if found:
             return before.removeprefix(opening).strip(), behind
     return "", text
-
-
-def _fingerprint(request: AgentRequest, body: Mapping[str, Any]) -> str:
-    content = {name: value for name, value in body.items() if name not in _FORM_FIELDS}
-    text = json.dumps([request.dialect, request.agent_id, content], sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _has_failed(task: asyncio.Task[ModelTurn]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from verl_tool.agent_loop.generators.base import Generation
+from verl_tool.agent_loop.rendering.template_text import common_prefix
 from verl_tool.agent_loop.trajectory import DELEGATED, Author, RowContext, Segment, StopReason, Trajectory
 from verl_tool.content.parts import TextPart
 from verl_tool.gateway.conversation import AgentMessage, AgentRequest, ModelAnswer, Role, canonical_arguments, digest_of
@@ -100,6 +101,19 @@ class Placement:
     edited: bool
 
 
+@dataclass(frozen=True)
+class _Match:
+    """What is found of a conversation up to one of its messages."""
+
+    key: bytes
+    turn: ModelTurn | None
+    """The deepest turn."""
+    covered: int
+    """Messages up to and with it."""
+    edited: bool
+    """An answer came back changed."""
+
+
 class SessionTree:
     """The turns of one session. Not for several threads at once."""
 
@@ -109,14 +123,20 @@ class SessionTree:
         self._by_key: dict[bytes, list[ModelTurn]] = defaultdict(list)
         self._by_handle: dict[str, ModelTurn] = {}
         self._by_request: dict[bytes, list[ModelTurn]] = defaultdict(list)
-        self._messages: dict[str, tuple[AgentMessage, ...]] = {}
+        self._stored: dict[str, tuple[AgentMessage, ...]] = {}
+        """By the id of an answer, the conversation up to it, where a request may go on from that id."""
+        self._matched: dict[bytes, tuple[tuple[AgentMessage, ...], list[_Match]]] = {}
+        """By the hash of the tools, the last conversation and what was found up to each message."""
+        self._last: tuple[ModelTurn, list[int]] | None = None
+        """The last turn, and all tokens up to its end."""
 
     def place(self, request: AgentRequest) -> Placement:
         """Find where `request` goes on, and what the model is fed. Raises RequestError if the template rejects it."""
         messages = self._whole_conversation(request)
         defaults = find_defaults((*request.tools, *request.deferred_tools))
         tools = [canonical_arguments(json.dumps(tool)) for tool in request.tools]
-        parent, covered, keys, edited = self._match(digest_of(b"", [request.agent_id, *tools]), messages, defaults)
+        matches = self._match(digest_of(b"", [request.agent_id, *tools]), messages, defaults)
+        parent, covered = matches[-1].turn, matches[-1].covered
         tail = messages[covered:]
         if parent is None:
             context = self._renderer.render_whole(messages, request.tools)
@@ -125,11 +145,17 @@ class SessionTree:
             context = (
                 self._renderer.render_tail(parent.generation.token_ids, parent.answer.message, tail) if tail else []
             )
-            prompt = [token for turn in parent.path() for part in _tokens_of(turn) for token in part] + context
+            prompt = self._tokens_up_to(parent) + context
         self._mark_reused(tail)
-        following = [message.role for message in messages[1:]]
-        unanswered = [key for key, role in zip(keys, [*following, None], strict=True) if role is not Role.ASSISTANT]
-        return Placement(request, parent, tuple(context), prompt, keys[-1], tuple(unanswered), edited)
+        following = [*(message.role for message in messages[1:]), None]
+        unanswered = tuple(m.key for m, role in zip(matches, following, strict=True) if role is not Role.ASSISTANT)
+        last = matches[-1]
+        return Placement(request, parent, tuple(context), prompt, last.key, unanswered, last.edited)
+
+    def _tokens_up_to(self, turn: ModelTurn) -> list[int]:
+        if self._last is not None and self._last[0] is turn:
+            return self._last[1]
+        return [token for each in turn.path() for part in _tokens_of(each) for token in part]
 
     def add(self, placement: Placement, generation: Generation, answer: ModelAnswer) -> ModelTurn:
         """Keep the answer to a request."""
@@ -158,7 +184,9 @@ class SessionTree:
         self._by_key[turn.key].append(turn)
         self._by_request[turn.request_key].append(turn)
         self._by_handle |= dict.fromkeys([answer.id, *(call.id for call in answer.calls)], turn)
-        self._messages[answer.id] = (*self._whole_conversation(request), message)
+        if request.can_be_continued:
+            self._stored[answer.id] = (*self._whole_conversation(request), message)
+        self._last = turn, [*placement.prompt_ids, *generation.token_ids]
         if turn.parent is not None:
             turn.parent.children.append(turn)
             turn.parent.reused = True
@@ -166,7 +194,7 @@ class SessionTree:
 
     def _whole_conversation(self, request: AgentRequest) -> tuple[AgentMessage, ...]:
         """The messages that a request stands for: those before it too, if it names the answer that it goes on from."""
-        before = self._messages.get(request.previous or "", ())
+        before = self._stored.get(request.previous or "", ())
         if not before:
             return request.messages
         places = {call.id: place for message in before for place, call in enumerate(message.calls)}
@@ -180,26 +208,29 @@ class SessionTree:
         return (*before, *behind)
 
     def _match(
-        self, key: bytes, messages: Sequence[AgentMessage], defaults: Mapping[str, Mapping[str, Any]]
-    ) -> tuple[ModelTurn | None, int, tuple[bytes, ...], bool]:
-        """The deepest turn that `messages` go on from, how many of them it covers, the hash up to each message, and
-        whether an answer came back changed. `key`: the hash before the first message."""
-        found, covered, edited = None, 0, False
-        keys: list[bytes] = []
-        for number, message in enumerate(messages, 1):
-            before, key = key, self._digest(message, key, defaults)
-            keys.append(key)
-            if message.role is not Role.ASSISTANT:
-                continue
-            turn = _named(self._by_key.get(key, ()), message)
-            if turn is None and self.policy.edited == "adopt":
-                turn = self._by_edited(message, before)
-                if turn is not None:
-                    key, edited = turn.key, True
-                    keys[-1] = key
-            if turn is not None:
-                found, covered = turn, number
-        return found, covered, tuple(keys), edited
+        self, root: bytes, messages: tuple[AgentMessage, ...], defaults: Mapping[str, Mapping[str, Any]]
+    ) -> list[_Match]:
+        """What is found up to each message. `root`: the hash before the first one.
+
+        Most requests repeat the one before and append to it; what was found there still holds.
+        """
+        known, before = self._matched.get(root, ((), []))
+        n = common_prefix(known, messages)
+        matches = before[:n]
+        last = matches[-1] if matches else _Match(root, None, 0, edited=False)
+        for number, message in enumerate(messages[n:], n + 1):
+            key = self._digest(message, last.key, defaults)
+            turn, edited = None, last.edited
+            if message.role is Role.ASSISTANT:
+                turn = _named(self._by_key.get(key, ()), message)
+                if turn is None and self.policy.edited == "adopt":
+                    turn = self._by_edited(message, last.key)
+                    if turn is not None:
+                        key, edited = turn.key, True
+            last = _Match(key, turn or last.turn, number if turn else last.covered, edited)
+            matches.append(last)
+        self._matched[root] = messages, matches
+        return matches
 
     def _by_edited(self, message: AgentMessage, before: bytes) -> ModelTurn | None:
         """The turn that `message` is a changed form of: one that a handle names, or the last answer to the same

@@ -58,6 +58,7 @@ class ResponsesDialect:
             max_tokens=read_limit(body, "max_output_tokens"),
             agent_id=read_agent_id(headers),
             previous=_answer_id(previous) if previous else None,
+            can_be_continued=body.get("store") is not False,
             instructions=instructions if previous else "",
             namespaces=tools.namespaces,
             settings={name: value for name, value in body.items() if name not in _READ},
