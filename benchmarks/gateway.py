@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import statistics
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -140,7 +141,7 @@ async def measure_turns(model: SessionModel, text: str, at: tuple[int, ...], win
             began = time.process_time()
             model.renderer.render_whole(messages, [TOOL])
             whole = time.process_time() - began
-            middle = sorted(samples[-window:])[window // 2]
+            middle = statistics.median(samples[-window:])
             costs.append(TurnCost(number, tokens, middle * 1000, whole * 1000))
     return costs
 
