@@ -119,10 +119,10 @@ async def take_turn(session: AgentSession, agent: Agent, dialect: ChatDialect) -
     body = agent.body()
     began = time.process_time()
     request = dialect.parse_request(body, {})
-    fingerprint, pending = await session.open_answer(request)
+    pending = await session.open_answer(request)
     turn = await pending.task
     answer = dialect.render_answer(turn.answer, request)
-    session.close_answer(fingerprint, pending, delivered=True)
+    session.close_answer(pending, delivered=True)
     seconds = time.process_time() - began
     agent.take(answer)
     return turn.end - len(turn.generation.token_ids), seconds

@@ -61,9 +61,9 @@ class ModelReplica:
     """One replica: an engine, the loop, and the endpoint to them."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, settings: ServiceSettings, mark: str, server: str
+        self, settings: ServiceSettings, mark: str, server: str, with_sessions: bool
     ) -> None:
-        """`mark`: see `fingerprint`. `server`: the name of the service."""
+        """`mark`: see `fingerprint`. `server`: the name of the service. `with_sessions`: as of `Endpoint`."""
         _log_to_stderr(settings.log_level)
         listen_on_the_node_only()
         tokenizer = load_tokenizer(
@@ -96,6 +96,7 @@ class ModelReplica:
             checkpoint=settings.checkpoint,
             server=server,
             api_key=settings.api_key,
+            with_sessions=with_sessions,
             request_timeout_seconds=settings.request_timeout_seconds,
             max_body_bytes=settings.max_body_bytes,
             host_check=HostCheck(
@@ -121,6 +122,7 @@ class ModelReplica:
         """Serve takes this replica away: answer what was begun, at most for the drain, then close."""
         await self._port.leave()
         await self._port.close(self._drain_seconds)
+        await self._endpoint.gateway.close()
         await self._service.aclose()
         if self._tools is not None:
             await self._tools.close()
@@ -144,7 +146,7 @@ def application(settings: ServiceSettings, num_models: int, *, on_gpus: bool, se
         health_check_timeout_s=30.0,
         logging_config={"enable_access_log": False, "log_level": settings.log_level},
     )(ModelReplica)
-    return deployment.bind(settings, fingerprint(settings), server)
+    return deployment.bind(settings, fingerprint(settings), server, num_models == 1)
 
 
 def _log_to_stderr(level: str) -> None:

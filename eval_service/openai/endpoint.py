@@ -68,8 +68,9 @@ class Endpoint(WebApp):
     `model`: the name by which clients ask for it. `fingerprint` and `checkpoint`
         (which weights of a run it is) are told with it, see `eval_service.model.fingerprint`.
     `server`: the name of this service from its start to its end, which ``/health`` tells.
-    `api_key`: every route but ``/health`` asks for it as a bearer token. `request_timeout_seconds`: after it a request
-    is stopped and answered with 504. `heartbeat_seconds`: after so long without a word a stream sends a comment.
+    `with_sessions`: serve those of agents, which live in this process: with several replicas a request would not find
+    its own. `api_key`: every route but ``/health`` asks for it as a bearer token. `request_timeout_seconds`: after it a
+    request is stopped and answered with 504. `heartbeat_seconds`: after so long without a word a stream sends a comment.
     `host_check`: by which names clients may call; None: by any.
     """
 
@@ -84,6 +85,7 @@ class Endpoint(WebApp):
         checkpoint: str | None = None,
         server: str = "",
         api_key: str | None = None,
+        with_sessions: bool = True,
         request_timeout_seconds: float = 3600.0,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         max_body_bytes: int = MAX_MEDIA_BODY_BYTES,
@@ -117,7 +119,7 @@ class Endpoint(WebApp):
                 ("GET", MODELS_PATH + "/{model:path}", self._one_model),
                 ("GET", HEALTH_PATH, self._health),
                 ("GET", "/metrics", self._metrics_text),
-                *self.gateway.routes(),
+                *(self.gateway.routes() if with_sessions else ()),
             ],
             self.metrics.http,
             bodies or RequestBodies(max_body_bytes),

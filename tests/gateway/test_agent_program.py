@@ -14,7 +14,7 @@ from real_templates import TemplateTokenizer
 from template_families import QWEN
 
 from verl_tool.errors import SandboxError
-from verl_tool.gateway.agent_program import MAX_OUTPUT, AgentProgram, ProgramResult, run_program
+from verl_tool.gateway.agent_program import MAX_OUTPUT, AgentProgram, ProgramResult, _read_result, run_program
 from verl_tool.sandbox.isolation.levels import Level, strongest
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
 
@@ -99,6 +99,35 @@ async def test_of_endless_output_the_end_is_kept(socket: Path) -> None:
 async def test_a_program_that_kills_all_that_it_can_is_graded(socket: Path) -> None:
     result = await run(socket, "python", "-c", "import os; os.kill(-1, 9)")
     assert result.exit_code != 0
+
+
+FORGES = """
+import os
+parent = os.getppid()
+for name in ("mem", "fd/1"):
+    try:
+        open(f"/proc/{parent}/{name}", "r+b")
+        print("opened", name)
+    except OSError as error:
+        pass
+"""
+
+
+async def test_a_program_cannot_change_what_is_reported_of_it(socket: Path) -> None:
+    assert (await run(socket, "python", "-c", FORGES)).output == ""
+
+
+@pytest.mark.parametrize("line", [b"", b"{}", b"[]", b"x", b'{"exit": "a"}', b'{"exit": null}', b"[" * 9999])
+def test_a_report_that_was_tampered_with_is_a_failed_program(line: bytes) -> None:
+    assert _read_result(line) == {"exit": -9, "files": {}}
+
+
+async def test_placeholders_in_a_task_stay(socket: Path) -> None:
+    sandbox, session = ServiceSandbox(), make_session(TemplateTokenizer("Qwen-Qwen3-0.6B", QWEN), [])
+    program = AgentProgram(command=("echo", "{session}: {task}"))
+    result = await run_program(sandbox, program, session, socket, "print {key} and {session}")
+    await sandbox.close()
+    assert result.output == "s: print {key} and {session}\n"
 
 
 async def test_what_cannot_be_started_is_an_error(socket: Path) -> None:

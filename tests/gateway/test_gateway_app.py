@@ -287,3 +287,43 @@ async def test_probes_and_the_list_of_models() -> None:
         assert (await gateway.http.head("/")).status_code == 200
         models = await gateway.openai(session).models.list()
         assert [model.id for model in models.data] == ["tiny"]
+
+
+async def test_identical_requests_at_once_are_bounded_and_finishing_stops_all() -> None:
+    async with live(*["One."] * 9) as gateway:
+        session = await gateway.open(max_turns=3)
+        gateway.generator.go.clear()
+        path = f"/sessions/{session['id']}/v1/chat/completions"
+        asked = [
+            asyncio.ensure_future(gateway.http.post(path, json={"model": "m", "messages": ASKED})) for _ in range(6)
+        ]
+        await asyncio.sleep(1.5)
+        running = gateway.gateway.sessions[session["id"]]
+        assert running.num_requests == 3
+        await gateway.finish(session)
+        statuses = sorted([(await each).status_code for each in asked])
+        assert statuses == [400, 400, 400, 500, 500, 500]
+        assert not gateway.generator.prompts
+
+
+async def test_agents_cannot_open_or_finish_sessions_on_their_own_application() -> None:
+    async with live("One.") as gateway:
+        url, server, serving = await serve_asgi(gateway.gateway.app(for_agents=True))
+        session = await gateway.open()
+        async with httpx.AsyncClient(base_url=url) as http:
+            own = f"/sessions/{session['id']}"
+            for method, path in (("POST", "/sessions"), ("DELETE", own), ("POST", f"{own}/finish"), ("GET", own)):
+                assert (await http.request(method, path, json={})).status_code in (404, 405)
+            assert (await http.post(f"{own}/v1/chat/completions", json={"messages": ASKED})).status_code == 200
+        server.should_exit = True
+        await serving
+
+
+async def test_finished_sessions_make_room_and_odd_arguments_are_named() -> None:
+    async with live(max_sessions=1) as gateway:
+        for number in range(3):
+            session = await gateway.open(id=f"s{number}")
+            for body in ({"reward": True}, {"reward": 1e300}, {"extra": [1]}):
+                assert (await gateway.http.post(f"/sessions/s{number}/finish", json=body)).status_code == 400
+            await gateway.finish(session)
+        assert (await gateway.http.post("/sessions", json={"id": "a/b"})).status_code == 400

@@ -61,7 +61,8 @@ def replay(requests: Sequence[RecordedRequest], policy: dict[str, Any]) -> tuple
         answer = ModelAnswer(handle, "m", message.text, message.thoughts, message.calls, Finish.STOP, 1, 1, 0)
         placement = tree.place(request)
         turn = tree.add(placement, Generation(ids, [-1.0] * len(ids), "stop"), answer)
-        turn.delivered = not recorded.op.startswith("cut")
+        if not recorded.op.startswith("cut"):
+            tree.deliver(turn)
     return tree, tree.rollout("recorded")
 
 

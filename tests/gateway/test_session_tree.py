@@ -13,7 +13,8 @@ from real_templates import TemplateTokenizer
 from template_families import QWEN, TOOL, hermes
 
 from verl_tool.agent_loop.trajectory import DELEGATED, Trajectory
-from verl_tool.gateway.conversation import AgentMessage, Role, ToolCall
+from verl_tool.gateway.conversation import AgentMessage, AgentRequest, Role, ToolCall
+from verl_tool.gateway.dialects.base import RequestError
 from verl_tool.gateway.session import AgentSession, ContextLengthError
 from verl_tool.gateway.session_tree import FORKED, RESTARTED, ModelTurn
 
@@ -210,3 +211,67 @@ async def test_whatever_an_agent_does_each_token_is_trained_at_most_once(steps: 
             messages = messages[:1]
         turn = await ask(session, *messages, tools=TOOLS, deliver=step != "lose")
     check_trained_once(session, await session.finish())
+
+
+async def test_the_attempt_that_is_received_is_trained_and_not_one_that_ends_later() -> None:
+    session = writes("One.", "Two.")
+    request = AgentRequest("test", (TASK,))
+    first = await session.open_answer(request)
+    await first.task
+    second = await session.open_answer(request)
+    await second.task
+    session.close_answer(second, delivered=True)
+    session.close_answer(first, delivered=False)
+    assert [session.tree.is_trained(turn) for turn in session.tree.turns] == [False, True]
+
+
+async def test_thoughts_that_are_dropped_are_not_adopted_if_the_model_shall_see_what_is_sent() -> None:
+    session = writes("<think>\nHm.\n</think>\n\nWarm.", "Hot.", policy={"thoughts": "sent"})
+    first = await ask(session, TASK)
+    second = await ask(session, TASK, replace(first.answer.message, thoughts=""), say("user", "Rome?"))
+    assert second.parent is None
+
+
+async def test_an_id_of_another_answer_adopts_nothing() -> None:
+    session = writes(call("Oslo"), call("Rome"), "Warm.")
+    await ask(session, TASK, tools=TOOLS)
+    other = await ask(session, say("user", "Another task."), tools=TOOLS)
+    mixed = AgentMessage(Role.ASSISTANT, calls=(ToolCall("weather", "{}", other.answer.calls[0].id),))
+    third = await ask(session, TASK, mixed, say("tool", "7", answers=0), tools=TOOLS)
+    assert third.parent is None
+
+
+async def test_words_that_may_stand_for_several_answers_adopt_none() -> None:
+    session = writes("One.", "Two.", "Three.")
+    for _ in range(2):
+        await ask(session, TASK)
+    third = await ask(session, TASK, say("assistant", "Other words."), say("user", "And?"))
+    assert third.parent is None
+    assert "Other words." in TOKENIZER.decode(third.context_ids)
+
+
+async def test_an_answer_that_is_named_and_not_known_is_rejected() -> None:
+    with pytest.raises(RequestError, match="previous_response_id: 'x'"):
+        await ask(writes("One."), TASK, previous="x")
+
+
+async def test_rejected_requests_are_not_remembered() -> None:
+    session = writes("One.")
+    session.model = replace(session.model, max_model_len=40)
+    for number in range(20):
+        with pytest.raises(ContextLengthError):
+            await ask(session, say("user", f"{number}" * 100), agent_id=f"{number}")
+    assert await session.count_tokens(AgentRequest("test", (say("user", "x"),))) > 0
+    assert (session.tree._matched, session.tree.turns) == ({}, [])
+
+
+async def test_a_long_history_is_matched_from_where_it_was_left() -> None:
+    """The hash of what came before is not made again: its messages are compared with those of the last request."""
+    session = writes(*[call("Oslo")] * 6)
+    messages = [TASK]
+    for number in range(6):
+        turn = await ask(session, *messages, tools=TOOLS)
+        messages += [turn.answer.message, say("tool", f"{number}", answers=0)]
+    rollout = await session.finish()
+    check_trained_once(session, rollout)
+    assert len(rollout.rows) == 1

@@ -42,7 +42,7 @@ def say(role: str, text: str, **fields: Any) -> AgentMessage:
 async def ask(session: AgentSession, *messages: AgentMessage, deliver: bool = True, **fields: Any) -> ModelTurn:
     """The model's answer to a conversation, received by the agent."""
     request = AgentRequest("test", messages, **fields)
-    fingerprint, pending = await session.open_answer(request)
+    pending = await session.open_answer(request)
     turn = await pending.task
-    session.close_answer(fingerprint, pending, delivered=deliver)
+    session.close_answer(pending, delivered=deliver)
     return turn

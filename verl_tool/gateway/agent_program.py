@@ -6,16 +6,20 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from verl_tool.errors import SandboxError
+from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.gateway.gateway_app import SESSIONS_PATH
+from verl_tool.gateway.presets import PRESETS
 from verl_tool.gateway.session import AgentSession
+from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.sandboxed_service import RunningService, SandboxedService, ServiceSandbox
 
 PORT = 8000
@@ -26,6 +30,8 @@ MAX_FILE = 256 << 10
 """Bytes of a file that is kept."""
 _FORWARDER = (Path(__file__).parent / "inside" / "forwarder.py").read_text(encoding="utf-8")
 _LINE_BYTES = 64 << 20
+_OPEN_FILES, _DISK_BYTES, _DISK_FILES = 4096, 1 << 30, 1 << 16
+_PLACEHOLDER = re.compile(r"\{(?:task|base_url|key|session)\}")
 _NOT_STARTED = 127
 """Status of a program that cannot be started in the sandbox."""
 
@@ -36,17 +42,59 @@ class AgentProgram(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    command: tuple[str, ...] = Field(min_length=1)
+    command: tuple[str, ...] = ()
     """The program and its arguments. A program without a folder is looked for next to the Python in use, then on
     PATH."""
+    preset: str | None = None
+    """In place of `command`: an agent of `PRESETS`, such as ``claude_code``."""
+    install: str = ".agents"
+    """The folder that `scripts/install_agents.sh` installed the preset's agent into."""
     env: dict[str, str] = Field(default_factory=dict)
     """In addition to ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY``."""
     seconds: float = Field(default=600.0, gt=0)
     """After this long the program is killed."""
     readable: tuple[str, ...] = ()
     """Files and folders of this machine that it may read, at the same paths."""
+    memory_bytes: int = Field(default=4 << 30, ge=64 << 20)
+    """Of all its processes together."""
+    processes: int = Field(default=256, ge=1)
+    """Processes and threads at once."""
     keep_files: tuple[str, ...] = ()
     """Files in its working directory whose contents are kept in the record, such as an answer to grade."""
+
+    @property
+    def limits(self) -> Limits:
+        """What its sandbox allows."""
+        return Limits(
+            memory_bytes=self.memory_bytes,
+            processes=self.processes,
+            open_files=_OPEN_FILES,
+            disk_bytes=_DISK_BYTES,
+            disk_files=_DISK_FILES,
+        )
+
+    def resolve(self) -> AgentProgram:
+        """The program with its preset filled in. Raises ConfigError if it names none, or one that is not installed."""
+        if self.preset is None:
+            if not self.command:
+                raise ConfigError("gateway.program has neither command nor preset; set one")
+            return self
+        if self.preset not in PRESETS or self.command:
+            known = ", ".join(PRESETS)
+            why = "is set, and command too; set one of them" if self.command else f"is unknown; known: {known}"
+            raise ConfigError(f"gateway.program.preset={self.preset} {why}")
+        install = Path(self.install).absolute()
+        if not install.is_dir():
+            hint = f"run bash scripts/install_agents.sh {self.install}"
+            raise ConfigError(f"gateway.program.install={self.install} is not a folder; {hint}")
+        preset = PRESETS[self.preset](install)
+        update = {
+            "command": preset.command,
+            "env": preset.env | self.env,
+            "readable": (*preset.readable, *self.readable),
+            "preset": None,
+        }
+        return self.model_copy(update=update)
 
 
 @dataclass(frozen=True)
@@ -96,7 +144,7 @@ async def run_program(
     started = time.monotonic()
     running = await sandbox.spawn(service, line_bytes=_LINE_BYTES)
     log = bytearray()
-    last: dict[str, object] | None = None
+    last: dict[str, Any] | None = None
     try:
         last = await asyncio.wait_for(_communicate(running, files or {}, log), program.seconds)
     except asyncio.TimeoutError:
@@ -109,13 +157,11 @@ async def run_program(
     if "error" in last:
         raise SandboxError(f"the agent program cannot be started: {last['error']}", retryable=False)
     contents = last["files"]
-    assert isinstance(contents, dict)
-    exit_code = last["exit"]
-    assert isinstance(exit_code, int)
-    return ProgramResult(exit_code, output, {name: str(text)[:MAX_FILE] for name, text in contents.items()}, seconds)
+    found = {str(name): str(text)[:MAX_FILE] for name, text in contents.items() if name in program.keep_files}
+    return ProgramResult(last["exit"], output, found, seconds)
 
 
-async def _communicate(running: RunningService, files: Mapping[str, bytes], log: bytearray) -> dict[str, object]:
+async def _communicate(running: RunningService, files: Mapping[str, bytes], log: bytearray) -> dict[str, Any]:
     """Send the files, collect what the program prints, and return the forwarder's last line."""
     process = running.process
     assert process.stdin is not None
@@ -138,8 +184,7 @@ async def _communicate(running: RunningService, files: Mapping[str, bytes], log:
             await collecting
             if await process.wait() == _NOT_STARTED:
                 return {"error": bytes(log[-500:]).decode("utf-8", "replace")}
-            return {"exit": -9, "files": {}}  # the agent killed what waited for it
-        result: dict[str, object] = json.loads(line)
+        result = _read_result(line)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(collecting), 1.0)
         return result
@@ -147,7 +192,17 @@ async def _communicate(running: RunningService, files: Mapping[str, bytes], log:
         collecting.cancel()
 
 
+def _read_result(line: bytes) -> dict[str, Any]:
+    """The forwarder's last line. One that is missing or malformed is the agent's doing, which killed or changed it."""
+    try:
+        result = json.loads(line)
+    except (ValueError, RecursionError):
+        result = None
+    if isinstance(result, dict) and ("error" in result or isinstance(result.get("exit"), int)):
+        return {"files": {}, **result} if isinstance(result.get("files", {}), dict) else {**result, "files": {}}
+    return {"exit": -9, "files": {}}
+
+
 def _fill(text: str, values: Mapping[str, str]) -> str:
-    for name, value in values.items():
-        text = text.replace(name, value)
-    return text
+    """Replace placeholders once: what is put in holds none."""
+    return _PLACEHOLDER.sub(lambda found: values[found[0]].replace("\0", ""), text)

@@ -9,8 +9,9 @@ GET, DELETE /sessions/ID
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
+import math
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -23,6 +24,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.gateway.conversation import AgentRequest
 from verl_tool.gateway.dialects.base import Dialect, RequestError
 from verl_tool.gateway.dialects.chat import ChatDialect
 from verl_tool.gateway.dialects.messages import MessagesDialect, render_token_count
@@ -35,11 +37,21 @@ from verl_tool.http.messages import Disconnected, HttpError, JsonResponse
 from verl_tool.http.metrics import HttpMetrics
 from verl_tool.http.request_body import RequestBodies
 from verl_tool.http.web_app import HEALTH_PATH, Handler, Request, WebApp
-from verl_tool.util.json_text import decode_json
+from verl_tool.util.json_text import decode_request_json
 
 MAX_BODY_BYTES = 64 << 20
 PING_SECONDS = 15.0
+_FINISHED = "the session was finished"
+_MAX_FINISHED = 64
+"""Finished sessions that are kept, so that finishing can be repeated."""
 SESSIONS_PATH = "/sessions"
+_ONE_SESSION = f"{SESSIONS_PATH}/{{session_id}}"
+_PROBED = ("", "/api/hello", "/v1/models")
+_MAX_STOPS, _MAX_STOP_CHARACTERS = 16, 256
+_MAX_REWARD = 1e9
+_SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_IN_THREAD_BYTES = 256 << 10
+"""Larger bodies are parsed in a thread."""
 _SESSION_HEADER = b"x-session-id"
 DIALECTS: tuple[Dialect, ...] = (ChatDialect(), ResponsesDialect(), MessagesDialect())
 
@@ -67,12 +79,15 @@ class Gateway:
         self.model, self.options = model, options or GatewayOptions()
         self.sessions: dict[str, AgentSession] = {}
 
-    def app(self, *, metrics: HttpMetrics | None = None, host_check: HostCheck | None = None) -> WebApp:
-        """An ASGI application of the gateway alone: agents call it by the path of their session, or by their key."""
+    def app(
+        self, *, for_agents: bool = False, metrics: HttpMetrics | None = None, host_check: HostCheck | None = None
+    ) -> WebApp:
+        """An ASGI application of the gateway alone: agents call it by the path of their session, or by their key.
+        for_agents: without the routes that open and finish sessions."""
         routes = [
-            ("GET", HEALTH_PATH, self._health),
-            *self.routes(),
+            *(self._model_routes(_ONE_SESSION) if for_agents else self.routes()),
             *self._model_routes(""),
+            ("GET", HEALTH_PATH, self._health),
             ("HEAD", "/", self._probe),
             ("HEAD", "/api/hello", self._probe),
         ]
@@ -83,7 +98,7 @@ class Gateway:
         """Open a session. Raises HttpError 503 if `max_sessions` are open, 409 if the id is in use, 501 if the model
         has no chat template."""
         self._close_idle()
-        if len(self.sessions) >= self.options.max_sessions:
+        if sum(not session.is_finished for session in self.sessions.values()) >= self.options.max_sessions:
             message = f"max_sessions={self.options.max_sessions} sessions are open; finish some"
             raise HttpError(503, "overloaded", message, headers={"retry-after": "5"})
         session_id = session_id or secrets.token_hex(16)
@@ -96,6 +111,9 @@ class Gateway:
         except ConfigError as error:
             raise HttpError(501, "no_chat_template", str(error)) from error
         self.sessions[session_id] = session
+        finished = [each for each in self.sessions.values() if each.is_finished]
+        for old in finished[: max(0, len(finished) - _MAX_FINISHED)]:
+            del self.sessions[old.id]
         return session
 
     async def close(self) -> None:
@@ -114,15 +132,12 @@ class Gateway:
 
     def routes(self) -> list[tuple[str, str, Handler]]:
         """Routes below ``/sessions``, for another application too."""
-        own = f"{SESSIONS_PATH}/{{session_id}}"
         return [
             ("POST", SESSIONS_PATH, self._open),
-            ("GET", own, self._show),
-            ("DELETE", own, self._delete),
-            ("POST", f"{own}/finish", self._finish),
-            ("HEAD", own, self._probe),
-            ("HEAD", f"{own}/api/hello", self._probe),
-            *self._model_routes(own),
+            ("GET", _ONE_SESSION, self._show),
+            ("DELETE", _ONE_SESSION, self._delete),
+            ("POST", f"{_ONE_SESSION}/finish", self._finish),
+            *self._model_routes(_ONE_SESSION),
         ]
 
     def _model_routes(self, prefix: str) -> list[tuple[str, str, Handler]]:
@@ -130,7 +145,7 @@ class Gateway:
             *(("POST", prefix + dialect.path, self._answering(dialect)) for dialect in DIALECTS),
             ("POST", f"{prefix}/v1/messages/count_tokens", self._count_tokens),
             ("GET", f"{prefix}/v1/models", self._models),
-            ("HEAD", f"{prefix}/v1/models", self._probe),
+            *(("HEAD", f"{prefix}{path}", self._probe) for path in _PROBED if prefix or path == "/v1/models"),
         ]
 
     async def _health(self, request: Request) -> Response:
@@ -145,10 +160,10 @@ class Gateway:
 
     async def _open(self, request: Request) -> Response:
         self._check_admin(request)
-        fields = _object(request.body)
+        fields = await _read_object(request.body)
         session_id = fields.pop("id", None)
-        if session_id is not None and not (isinstance(session_id, str) and session_id.isascii() and session_id):
-            raise HttpError(400, "bad_request", "'id' must be a text of ASCII characters", "id")
+        if session_id is not None and not (isinstance(session_id, str) and _SESSION_ID.fullmatch(session_id)):
+            raise HttpError(400, "bad_request", "'id' must have 1 to 128 letters, digits, '.', '_' and '-'", "id")
         try:
             options = SessionOptions.model_validate(fields)
         except ValidationError as error:
@@ -164,17 +179,19 @@ class Gateway:
         self._check_admin(request)
         session = self._by_id(request)
         turns = session.tree.turns
-        state = "open" if session.record is None else "finished"
+        state = "finished" if session.is_finished else "open"
         return JsonResponse({"id": session.id, "state": state, "turns": len(turns)})
 
     async def _finish(self, request: Request) -> Response:
         self._check_admin(request)
         session = self._by_id(request)
-        fields = _object(request.body)
-        reward = fields.get("reward")
-        if reward is not None and not isinstance(reward, int | float):
-            raise HttpError(400, "bad_request", f"'reward' is {reward!r:.80}; it must be a number", "reward")
-        rollout = await session.finish(None if reward is None else float(reward), fields.get("extra") or {})
+        fields = await _read_object(request.body)
+        reward, extra = fields.get("reward"), fields.get("extra") or {}
+        if reward is not None and not _is_number(reward):
+            raise HttpError(400, "bad_request", f"'reward' is {reward!r:.80}; it must be a finite number", "reward")
+        if not isinstance(extra, dict):
+            raise HttpError(400, "bad_request", "'extra' must be an object", "extra")
+        rollout = await session.finish(None if reward is None else float(reward), extra)
         return JsonResponse({"id": session.id, "trajectory": msgspec.Raw(rollout.to_json().encode())})
 
     async def _delete(self, request: Request) -> Response:
@@ -186,30 +203,37 @@ class Gateway:
 
     async def _count_tokens(self, request: Request) -> Response:
         session = self._session(request)
-        with _in_form(DIALECTS[2]):
-            parsed = DIALECTS[2].parse_request(_object(request.body), _headers(request))
-            return JsonResponse(render_token_count(len(session.tree.place(parsed).prompt_ids)))
+        try:
+            parsed = DIALECTS[2].parse_request(await _read_object(request.body), _headers(request))
+            return JsonResponse(render_token_count(await session.count_tokens(parsed)))
+        except RequestError as error:
+            return JsonResponse(DIALECTS[2].render_error(400, str(error)), 400)
 
     def _answering(self, dialect: Dialect) -> Handler:
         async def answer(request: Request) -> Response:
             try:
                 session = self._session(request)
-                body = _object(request.body)
+                body = await _read_object(request.body)
                 parsed = dialect.parse_request(body, _headers(request))
-                fingerprint, pending = await session.open_answer(parsed)
+                _reject_stops(parsed)
+                pending = await session.open_answer(parsed)
             except HttpError as error:
                 return JsonResponse(dialect.render_error(error.status, error.message), error.status, error.headers)
             except RequestError as error:
                 return JsonResponse(dialect.render_error(400, str(error)), 400)
-            delivery = _Delivery(session, fingerprint, pending)
+            delivery = _Delivery(session, pending)
             if parsed.stream:
                 rest = _events(dialect, parsed, delivery)
                 return _AnswerStream(await anext(rest), rest, _reject, end=b"")
             try:
-                turn = await asyncio.shield(pending.task)
+                # Not the task itself: it goes on for the next attempt if this connection breaks.
+                await asyncio.wait([pending.task])
+                turn = pending.task.result()
             except asyncio.CancelledError:
                 delivery.close()
-                raise
+                if not pending.task.cancelled():
+                    raise
+                return JsonResponse(dialect.render_error(500, _FINISHED), 500)
             except Exception as error:  # noqa: BLE001 - the engine's, which the agent is told
                 delivery.close()
                 return JsonResponse(dialect.render_error(500, _words(error)), 500)
@@ -249,15 +273,15 @@ class Gateway:
 class _Delivery:
     """A connection that waits for an answer."""
 
-    def __init__(self, session: AgentSession, fingerprint: str, pending: PendingAnswer) -> None:
-        self._session, self._fingerprint, self.pending = session, fingerprint, pending
+    def __init__(self, session: AgentSession, pending: PendingAnswer) -> None:
+        self._session, self.pending = session, pending
         self._open = True
 
     def close(self, *, delivered: bool = False) -> None:
         """The connection is closed, or has got all."""
         if self._open:
             self._open = False
-            self._session.close_answer(self._fingerprint, self.pending, delivered=delivered)
+            self._session.close_answer(self.pending, delivered=delivered)
 
 
 class _WholeAnswer(JsonResponse):
@@ -294,22 +318,15 @@ async def _events(dialect: Dialect, request: Any, delivery: _Delivery) -> AsyncG
             await asyncio.wait([task], timeout=PING_SECONDS)
             if not task.done():
                 yield dialect.ping
-        if (error := task.exception()) is not None:
-            yield dialect.render_error_event(500, _words(error))
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:
+            yield dialect.render_error_event(500, _FINISHED if error is None else _words(error))
             return
         for part in dialect.stream_answer(task.result().answer, request):
             yield part
         delivery.close(delivered=True)
     finally:
         delivery.close()
-
-
-@contextlib.contextmanager
-def _in_form(dialect: Dialect) -> Any:
-    try:
-        yield
-    except RequestError as error:
-        raise HttpError(400, "bad_request", str(error)) from None
 
 
 def _reject(error: Exception) -> tuple[int, object]:
@@ -331,11 +348,25 @@ def _headers(request: Request) -> dict[str, str]:
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers.items()}
 
 
-def _object(body: bytes) -> dict[str, Any]:
+async def _read_object(body: bytes) -> dict[str, Any]:
     try:
-        value = decode_json(body) if body else {}
+        if len(body) > _IN_THREAD_BYTES:
+            value = await asyncio.to_thread(decode_request_json, body)
+        else:
+            value = decode_request_json(body) if body else {}
     except ValueError as error:
         raise HttpError(400, "bad_request", f"the body is not JSON: {error}") from None
     if not isinstance(value, Mapping):
         raise HttpError(400, "bad_request", "the body must be a JSON object")
     return dict(value)
+
+
+def _reject_stops(request: AgentRequest) -> None:
+    if len(request.stop) > _MAX_STOPS or any(len(stop) > _MAX_STOP_CHARACTERS for stop in request.stop):
+        raise RequestError(f"stop: at most {_MAX_STOPS} strings of {_MAX_STOP_CHARACTERS} characters are looked for")
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= _MAX_REWARD and math.isfinite(value)

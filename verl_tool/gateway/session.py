@@ -8,6 +8,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,8 +25,11 @@ from verl_tool.formats.scan import THOUGHTS
 from verl_tool.gateway.conversation import AgentRequest, Finish, ModelAnswer, ToolCall
 from verl_tool.gateway.conversation_renderer import ConversationRenderer
 from verl_tool.gateway.dialects.base import RequestError
-from verl_tool.gateway.session_tree import ModelTurn, SessionPolicy, SessionTree
+from verl_tool.gateway.session_tree import ModelTurn, Placement, SessionPolicy, SessionTree
 
+_CHARACTERS_A_TOKEN = 16
+"""More than texts have on average in any language."""
+_rendering = ThreadPoolExecutor(2, thread_name_prefix="rendering")
 _CLOSING_SECONDS = 0.8
 """More than it takes to notice that a client has left (`verl_tool.http.disconnect`)."""
 
@@ -90,9 +94,16 @@ class SessionModel:
 class PendingAnswer:
     """An answer that is made, or was made and has not reached the agent."""
 
+    fingerprint: str
+    """Equal for repetitions of a request."""
     task: asyncio.Task[ModelTurn]
     readers: int = 0
     """Connections that wait for it."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there will be no answer."""
+        return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
 
 
 @dataclass(eq=False)
@@ -105,105 +116,135 @@ class AgentSession:
     key: str = field(default_factory=lambda: f"vt-{secrets.token_urlsafe(24)}")
     """The agent's API key, which tells the session too."""
     used_at: float = field(default_factory=time.monotonic)
-    record: Trajectory | None = None
-    """Once it is finished."""
+    num_requests: int = 0
+    """For answers, that the model was asked for."""
     engine_failure: str | None = None
-    """What the engine raised last."""
+    """What the engine raised last, if it has not answered since."""
     aborted: bool = False
     """The engine gave up an answer."""
 
     def __post_init__(self) -> None:
         self.tree = SessionTree(self.model.renderer, self.options.policy)
-        self._pending: dict[str, PendingAnswer] = {}
+        self._pending: list[PendingAnswer] = []
         self._lock = asyncio.Lock()
+        self._finishing: asyncio.Task[Trajectory] | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._finishing is not None
 
     def has_key(self, key: str) -> bool:
         """Whether `key` is the session's."""
         return hmac.compare_digest(self.key.encode(), key.encode())
 
-    async def open_answer(self, request: AgentRequest) -> tuple[str, PendingAnswer]:
+    async def open_answer(self, request: AgentRequest) -> PendingAnswer:
         """Begin an answer, or find the one that an earlier attempt of the same request did not receive.
 
         The caller is one of its readers, until `close_answer`. Raises RequestError for a finished session, one that has
         had its turns, or a request that the model cannot be fed.
         """
         self.used_at = time.monotonic()
-        if self.record is not None:
-            raise RequestError("this session is finished; open another with POST /sessions")
-        async with self._lock:  # a long conversation takes a while, and is rendered in a thread
-            placement = await asyncio.to_thread(self.tree.place, request)
-        if self.record is not None:
-            raise RequestError("this session is finished; open another with POST /sessions")
+        self._reject_finished()
+        placement = await self._place(request)
+        self._reject_finished()
         # Whether the answer is streamed is not part of it: a client may ask for the whole after a broken stream.
         fingerprint = f"{placement.request_key.hex()} {request.max_tokens} {request.stop}"
         pending = await self._unread(fingerprint)
         if pending is not None:
             pending.readers += 1
-            return fingerprint, pending
-        if len(self.tree.turns) + len(self._pending) >= self.options.max_turns:
+            return pending
+        running = sum(not each.task.done() for each in self._pending)
+        if len(self.tree.turns) + running >= self.options.max_turns:
             raise RequestError(f"this session has had max_turns={self.options.max_turns} answers")
         room = self.model.max_model_len - len(placement.prompt_ids)
         if room < 1:
-            raise ContextLengthError(
-                f"prompt is too long: {len(placement.prompt_ids)} tokens > {self.model.max_model_len - 1} maximum "
-                "(context_length_exceeded)"
-            )
+            raise _too_long(f"{len(placement.prompt_ids)} tokens", self.model.max_model_len - 1)
+        self._reject_finished()
         limits = [room, self.options.max_tokens, request.max_tokens]
         params = dict(self.options.sampling) | {"max_tokens": min(n for n in limits if n is not None)}
         if request.stop:
             params |= {"stop": list(request.stop), "include_stop_str_in_output": True, "skip_special_tokens": False}
         params["stop_token_ids"] = sorted(self.model.end_token_ids)
+        self.num_requests += 1
+        generating = asyncio.ensure_future(self._generate(placement, params))
+        pending = PendingAnswer(fingerprint, generating, readers=1)
+        self._pending.append(pending)
+        return pending
 
-        async def generate() -> ModelTurn:
-            try:
-                generation = await asyncio.wait_for(
-                    self.model.generator.generate(list(placement.prompt_ids), params, self.id),
-                    self.options.answer_seconds,
-                )
-            except Exception as error:
-                self.engine_failure = f"{type(error).__name__}: {error}"
-                raise
-            self.aborted |= generation.stop_reason == "aborted"
-            generation = up_to_stop(generation, params, self.model.tokenizer)
-            self.used_at = time.monotonic()
-            answer = self._answer(request, generation, len(placement.prompt_ids))
+    def close_answer(self, pending: PendingAnswer, *, delivered: bool) -> None:
+        """A connection that waited for an answer is closed; `delivered`: the agent has received all of it."""
+        pending.readers -= 1
+        if delivered:
+            self.tree.deliver(pending.task.result())
+        if (delivered or pending.has_failed) and pending in self._pending:
+            self._pending.remove(pending)
+
+    async def count_tokens(self, request: AgentRequest) -> int:
+        """Tokens that the model would be fed. Raises RequestError as `open_answer`."""
+        self._reject_finished()
+        return len((await self._place(request)).prompt_ids)
+
+    async def finish(self, reward: float | None = None, extra: Mapping[str, Any] | None = None) -> Trajectory:
+        """End the session, cancel what is being generated, and give its rollout; the same one when called again."""
+        if self._finishing is None:
+            self._finishing = asyncio.ensure_future(self._finish(reward, extra or {}))
+        return await asyncio.shield(self._finishing)
+
+    async def _finish(self, reward: float | None, extra: Mapping[str, Any]) -> Trajectory:
+        tasks = [each.task for each in self._pending]
+        self._pending.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        rollout = self.tree.rollout(self.id).with_reward(reward)
+        return replace(rollout, extra={**rollout.extra, **extra})
+
+    def _reject_finished(self) -> None:
+        if self.is_finished:
+            raise RequestError("this session is finished; open another with POST /sessions")
+
+    async def _place(self, request: AgentRequest) -> Placement:
+        """A long conversation takes a while, and is rendered in a thread, one of a session at a time."""
+        characters = sum(len(message.text) for message in request.messages)
+        if characters > self.model.max_model_len * _CHARACTERS_A_TOKEN:
+            raise _too_long(f"{characters} characters", self.model.max_model_len * _CHARACTERS_A_TOKEN)
+
+        async def place() -> Placement:
             async with self._lock:
-                return self.tree.add(placement, generation, answer)
+                return await asyncio.get_running_loop().run_in_executor(_rendering, self.tree.place, request)
 
-        pending = PendingAnswer(asyncio.ensure_future(generate()), readers=1)
-        self._pending[fingerprint] = pending
-        return fingerprint, pending
+        # A client that leaves must not free the lock while the thread is at work.
+        return await asyncio.shield(asyncio.ensure_future(place()))
+
+    async def _generate(self, placement: Placement, params: dict[str, Any]) -> ModelTurn:
+        try:
+            generation = await asyncio.wait_for(
+                self.model.generator.generate(list(placement.prompt_ids), params, self.id), self.options.answer_seconds
+            )
+        except asyncio.TimeoutError:  # a long answer is the model's
+            raise
+        except Exception as error:
+            self.engine_failure = f"{type(error).__name__}: {error}"
+            raise
+        self.engine_failure = None
+        self.aborted |= generation.stop_reason == "aborted"
+        generation = up_to_stop(generation, params, self.model.tokenizer)
+        self.used_at = time.monotonic()
+        answer = self._answer(placement.request, generation, len(placement.prompt_ids))
+        async with self._lock:
+            return self.tree.add(placement, generation, answer)
 
     async def _unread(self, fingerprint: str) -> PendingAnswer | None:
         """The answer to an earlier attempt of a request, if nobody waits for it any more. A client may repeat a request
         before it is known here that it closed the first connection."""
         until = time.monotonic() + _CLOSING_SECONDS
-        while (pending := self._pending.get(fingerprint)) is not None and not _has_failed(pending.task):
-            if not pending.readers:
-                return pending
-            if time.monotonic() > until:
-                break
+        while True:
+            same = [each for each in self._pending if each.fingerprint == fingerprint and not each.has_failed]
+            unread = next((each for each in same if not each.readers), None)
+            if unread is not None or not same or time.monotonic() > until:
+                return unread
             await asyncio.sleep(0.01)
-        return None
-
-    def close_answer(self, fingerprint: str, pending: PendingAnswer, *, delivered: bool) -> None:
-        """A connection that waited for an answer is closed; `delivered`: the agent has received all of it."""
-        pending.readers -= 1
-        if delivered:
-            pending.task.result().delivered = True
-        if (delivered or _has_failed(pending.task)) and self._pending.get(fingerprint) is pending:
-            del self._pending[fingerprint]
-
-    async def finish(self, reward: float | None = None, extra: Mapping[str, Any] | None = None) -> Trajectory:
-        """End the session, cancel what is being generated, and give its rollout."""
-        if self.record is None:
-            pending, self._pending = self._pending, {}
-            for each in pending.values():
-                each.task.cancel()
-            await asyncio.gather(*(each.task for each in pending.values()), return_exceptions=True)
-            rollout = self.tree.rollout(self.id).with_reward(reward)
-            self.record = rollout if not extra else _with_extra(rollout, extra)
-        return self.record
 
     def _answer(self, request: AgentRequest, generation: Generation, prompt_tokens: int) -> ModelAnswer:
         tokens = list(generation.token_ids)
@@ -250,9 +291,5 @@ def _split_thoughts(text: str) -> tuple[str, str]:
     return "", text
 
 
-def _has_failed(task: asyncio.Task[ModelTurn]) -> bool:
-    return task.done() and (task.cancelled() or task.exception() is not None)
-
-
-def _with_extra(rollout: Trajectory, extra: Mapping[str, Any]) -> Trajectory:
-    return replace(rollout, extra={**rollout.extra, **extra})
+def _too_long(length: str, limit: int) -> ContextLengthError:
+    return ContextLengthError(f"prompt is too long: {length} > {limit} maximum (context_length_exceeded)")

@@ -21,6 +21,7 @@ from verl_tool.agent_loop.trajectory import DELEGATED, Author, RowContext, Segme
 from verl_tool.content.parts import TextPart
 from verl_tool.gateway.conversation import AgentMessage, AgentRequest, ModelAnswer, Role, canonical_arguments, digest_of
 from verl_tool.gateway.conversation_renderer import ConversationRenderer
+from verl_tool.gateway.dialects.base import RequestError
 from verl_tool.gateway.schema_defaults import drop_defaults, find_defaults
 
 FORKED, RESTARTED = "forked", "restarted"
@@ -63,6 +64,8 @@ class ModelTurn:
     has_tools: bool
     has_history: bool
     """Its request holds earlier answers."""
+    unanswered: tuple[bytes, ...]
+    """As of `Placement`."""
     edited: bool
     """An answer before this one came back changed."""
     delivered: bool = False
@@ -86,22 +89,6 @@ class ModelTurn:
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Where a request goes on."""
-
-    request: AgentRequest
-    parent: ModelTurn | None
-    context_ids: tuple[int, ...]
-    prompt_ids: list[int]
-    """All that the model is fed. [prompt_length]"""
-    request_key: bytes
-    """Hash of the conversation."""
-    unanswered: tuple[bytes, ...]
-    """Hash of the conversation up to each message that no answer follows, the last one among them."""
-    edited: bool
-
-
-@dataclass(frozen=True)
 class _Match:
     """What is found of a conversation up to one of its messages."""
 
@@ -112,6 +99,36 @@ class _Match:
     """Messages up to and with it."""
     edited: bool
     """An answer came back changed."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a request goes on."""
+
+    request: AgentRequest
+    parent: ModelTurn | None
+    context_ids: tuple[int, ...]
+    prompt_ids: list[int]
+    """All that the model is fed. [prompt_length]"""
+    messages: tuple[AgentMessage, ...]
+    """The whole conversation."""
+    tail: tuple[AgentMessage, ...]
+    """Those behind the parent."""
+    root: bytes
+    matches: list[_Match]
+    request_key: bytes
+    """Hash of the conversation."""
+    unanswered: tuple[bytes, ...]
+    """Hash of the conversation up to each message that no answer follows, the last one among them."""
+    edited: bool
+
+
+_REMEMBERED = 8
+"""Conversations, and answers that a request may name, that are kept: the last ones."""
+_MAX_SEARCHED = 256 << 10
+"""Characters of a request that answers are searched in."""
+_MAX_SEARCHES = 16
+"""Answers that are searched for, and lines of each."""
 
 
 class SessionTree:
@@ -131,11 +148,13 @@ class SessionTree:
         """The last turn, and all tokens up to its end."""
 
     def place(self, request: AgentRequest) -> Placement:
-        """Find where `request` goes on, and what the model is fed. Raises RequestError if the template rejects it."""
+        """Find where `request` goes on, and what the model is fed. Changes nothing. Raises RequestError if the template
+        rejects it, or the answer that it names is not known."""
         messages = self._whole_conversation(request)
         defaults = find_defaults((*request.tools, *request.deferred_tools))
         tools = [canonical_arguments(json.dumps(tool)) for tool in request.tools]
-        matches = self._match(digest_of(b"", [request.agent_id, *tools]), messages, defaults)
+        root = digest_of(b"", [request.agent_id, *tools])
+        matches = self._match(root, messages, defaults)
         parent, covered = matches[-1].turn, matches[-1].covered
         tail = messages[covered:]
         if parent is None:
@@ -146,11 +165,15 @@ class SessionTree:
                 self._renderer.render_tail(parent.generation.token_ids, parent.answer.message, tail) if tail else []
             )
             prompt = self._tokens_up_to(parent) + context
-        self._mark_reused(tail)
         following = [*(message.role for message in messages[1:]), None]
         unanswered = tuple(m.key for m, role in zip(matches, following, strict=True) if role is not Role.ASSISTANT)
         last = matches[-1]
-        return Placement(request, parent, tuple(context), prompt, last.key, unanswered, last.edited)
+        return Placement(
+            *(request, parent, tuple(context), prompt, messages, tail, root, matches),
+            request_key=last.key,
+            unanswered=unanswered,
+            edited=last.edited,
+        )
 
     def _tokens_up_to(self, turn: ModelTurn) -> list[int]:
         if self._last is not None and self._last[0] is turn:
@@ -172,31 +195,47 @@ class SessionTree:
             dialect=request.dialect,
             agent_id=request.agent_id,
             has_tools=bool(request.tools),
-            has_history=any(each.role is Role.ASSISTANT for each in request.messages),
+            has_history=any(each.role is Role.ASSISTANT for each in placement.messages),
+            unanswered=placement.unanswered,
             edited=placement.edited,
             end=len(placement.prompt_ids) + len(generation.token_ids),
         )
-        path = {each.number for each in turn.path()}
-        for key in placement.unanswered:
-            for other in self._by_request.get(key, ()):
-                other.superseded |= other.number not in path
+        self._mark_reused(placement.tail)
+        self._matched.pop(placement.root, None)
+        self._matched[placement.root] = placement.messages, placement.matches
         self.turns.append(turn)
         self._by_key[turn.key].append(turn)
         self._by_request[turn.request_key].append(turn)
         self._by_handle |= dict.fromkeys([answer.id, *(call.id for call in answer.calls)], turn)
         if request.can_be_continued:
-            self._stored[answer.id] = (*self._whole_conversation(request), message)
+            self._stored[answer.id] = (*placement.messages, message)
+        for remembered in (self._stored, self._matched):
+            while len(remembered) > _REMEMBERED:
+                del remembered[next(iter(remembered))]  # type: ignore[arg-type]
         self._last = turn, [*placement.prompt_ids, *generation.token_ids]
         if turn.parent is not None:
             turn.parent.children.append(turn)
             turn.parent.reused = True
         return turn
 
+    def deliver(self, turn: ModelTurn) -> None:
+        """The agent has received all of `turn`. What it was sampled in place of is superseded."""
+        turn.delivered = True
+        path = {each.number for each in turn.path()}
+        for key in turn.unanswered:
+            for other in self._by_request.get(key, ()):
+                other.superseded |= other.number < turn.number and other.number not in path
+
     def _whole_conversation(self, request: AgentRequest) -> tuple[AgentMessage, ...]:
         """The messages that a request stands for: those before it too, if it names the answer that it goes on from."""
-        before = self._stored.get(request.previous or "", ())
-        if not before:
+        if request.previous is None:
             return request.messages
+        before = self._stored.get(request.previous, ())
+        if not before:
+            raise RequestError(
+                f"previous_response_id: {request.previous[:80]!r} is not one of the last {_REMEMBERED} answers of this "
+                "session; send the whole conversation"
+            )
         places = {call.id: place for message in before for place, call in enumerate(message.calls)}
         behind = (
             replace(each, answers=places.get(each.call_id, each.answers)) if each.role is Role.TOOL else each
@@ -229,14 +268,18 @@ class SessionTree:
                         key, edited = turn.key, True
             last = _Match(key, turn or last.turn, number if turn else last.covered, edited)
             matches.append(last)
-        self._matched[root] = messages, matches
         return matches
 
     def _by_edited(self, message: AgentMessage, before: bytes) -> ModelTurn | None:
-        """The turn that `message` is a changed form of: one that a handle names, or the last answer to the same
-        request. `before`: hash of the conversation before it, which must be what the turn was sampled behind."""
+        """The turn that `message` is a changed form of: one that a handle names, or else the only answer to it.
+        `before`: hash of the conversation before it, which must be what the turn was sampled behind."""
         same = [turn for turn in self._by_request.get(before, ()) if turn.delivered]
-        return _named(same, message) if same else None
+        if self.policy.thoughts == "sent":
+            same = [turn for turn in same if turn.answer.thoughts.strip() == message.thoughts.strip()]
+        named = [self._by_handle[each] for each in _ids(message) if each in self._by_handle]
+        if named:
+            return next((turn for turn in reversed(same) if turn in named), None)
+        return same[0] if len(same) == 1 else None
 
     def _digest(self, message: AgentMessage, before: bytes, defaults: Mapping[str, Mapping[str, Any]]) -> bytes:
         return drop_defaults(message, defaults).digest(before, with_thoughts=self.policy.thoughts == "sent")
@@ -245,13 +288,13 @@ class SessionTree:
         """Note which answers a request uses elsewhere than behind what they were sampled behind: by their ids, or by
         their text. A summary of the conversation is used so, a title is not."""
         for message in messages:
-            for each in (*message.handles, *(call.id for call in message.calls)):
+            for each in _ids(message):
                 if (turn := self._by_handle.get(each)) is not None:
                     turn.reused = True
-        for turn in self.turns:
-            if not turn.reused:
-                lines = [line for line in turn.answer.text.splitlines() if len(line.strip()) >= _MIN_REUSED]
-                turn.reused = any(line.strip() in message.text for message in messages for line in lines)
+        text = "\n".join(message.text for message in messages)[:_MAX_SEARCHED]
+        for turn in [turn for turn in self.turns if not turn.reused][-_MAX_SEARCHES:]:
+            lines = [line.strip() for line in turn.answer.text.splitlines()[:_MAX_SEARCHES]]
+            turn.reused = any(len(line) >= _MIN_REUSED and line in text for line in lines)
 
     # Training rows
 
@@ -323,9 +366,14 @@ def _tokens_of(turn: ModelTurn) -> tuple[Sequence[int], Sequence[int]]:
     return turn.context_ids, turn.generation.token_ids
 
 
+def _ids(message: AgentMessage) -> set[str]:
+    """What in `message` names an answer."""
+    return {*message.handles, *(call.id for call in message.calls)}
+
+
 def _named(turns: Sequence[ModelTurn], message: AgentMessage) -> ModelTurn | None:
     """The turn that the ids in `message` name, or else the last of `turns`."""
-    ids = {*message.handles, *(call.id for call in message.calls)}
+    ids = _ids(message)
     named = [turn for turn in turns if turn.answer.id in ids or any(call.id in ids for call in turn.answer.calls)]
     found = named or turns
     return found[-1] if found else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import tempfile
 import weakref
@@ -18,45 +19,23 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from omegaconf import DictConfig, OmegaConf
-from pydantic import BaseModel, ConfigDict, ValidationError
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
 from verl_tool.agent_loop.row import VALIDATION, build_call_extra, is_present, text_messages
 from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
 from verl_tool.agent_loop.verl.agent_loop import ToolLoopOutput, VerlToolAgentLoop, as_verl_outputs, one_or_several
 from verl_tool.content.packed_files import unpack
-from verl_tool.errors import ConfigError, SandboxError
-from verl_tool.gateway.agent_program import AgentProgram, ProgramResult, run_program
+from verl_tool.errors import SandboxError
+from verl_tool.gateway.agent_program import ProgramResult, run_program
 from verl_tool.gateway.gateway_app import Gateway, GatewayOptions
-from verl_tool.gateway.session import AgentSession, SessionModel, SessionOptions
+from verl_tool.gateway.session import AgentSession, SessionModel
+from verl_tool.gateway.settings import GatewaySettings
 from verl_tool.protocol import FILES_FIELD, Fault, FaultKind
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
 
 PROGRAM = "agent_program"
 """Of a record's ``extra``: how the program ended."""
 _START_SECONDS = 30.0
-
-
-class GatewaySettings(BaseModel):
-    """The group ``gateway`` of a trainer's config."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    program: AgentProgram
-    session: SessionOptions = SessionOptions()
-
-    @classmethod
-    def of_config(cls, config: DictConfig) -> GatewaySettings:
-        """Read them. Raises ConfigError that names the option."""
-        group = config.get("gateway")
-        written = OmegaConf.to_container(group, resolve=True) if group is not None else {}
-        try:
-            return cls.model_validate(written)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(["gateway", *map(str, problem["loc"])])
-            raise ConfigError(f"{where}: {problem['msg']}") from None
 
 
 class _Server(uvicorn.Server):
@@ -71,8 +50,8 @@ class _AgentHost:
 
     def __init__(self, model: SessionModel, settings: GatewaySettings) -> None:
         self.settings = settings
-        self.gateway = Gateway(model, GatewayOptions(max_sessions=1 << 16))
-        self.sandbox = ServiceSandbox()
+        self.gateway = Gateway(model, GatewayOptions(max_sessions=1 << 16, idle_seconds=math.inf))
+        self.sandbox = ServiceSandbox(settings.program.limits)
         self._folder = tempfile.TemporaryDirectory(prefix="verl_tool_gateway_")
         os.chmod(self._folder.name, 0o755)
         self.socket = Path(self._folder.name) / "gateway.sock"
@@ -85,15 +64,22 @@ class _AgentHost:
             if self._serving is not None:
                 return
             await self.sandbox.start()
-            config = uvicorn.Config(self.gateway.app(), uds=str(self.socket), log_level="warning", lifespan="off")
+            config = uvicorn.Config(
+                self.gateway.app(for_agents=True), uds=str(self.socket), log_level="warning", lifespan="off"
+            )
             server = _Server(config)
-            self._serving = asyncio.ensure_future(server.serve())
+            serving = asyncio.ensure_future(server.serve())
             until = asyncio.get_running_loop().time() + _START_SECONDS
             while not server.started:
+                if serving.done():
+                    raise SandboxError(
+                        f"the gateway cannot listen at {self.socket}: {serving.exception()}", retryable=False
+                    )
                 if asyncio.get_running_loop().time() > until:
                     raise SandboxError(f"the gateway does not listen within {_START_SECONDS:g} s", retryable=True)
                 await asyncio.sleep(0.01)
-            os.chmod(self.socket, 0o666)  # programs are other users
+            os.chmod(self.socket, 0o666 if os.geteuid() == 0 else 0o600)  # programs are other users if we are root
+            self._serving = serving
 
 
 _hosts: weakref.WeakKeyDictionary[Any, _AgentHost] = weakref.WeakKeyDictionary()
@@ -101,9 +87,8 @@ _hosts: weakref.WeakKeyDictionary[Any, _AgentHost] = weakref.WeakKeyDictionary()
 
 
 def make_agent_loop(trainer_config: DictConfigWrap, **others: Any) -> VerlToolAgentLoop:
-    """The loop that a config asks for: a program's, if it has ``gateway.program.command``."""
-    asks_for_program = OmegaConf.select(trainer_config.config, "gateway.program.command") is not None
-    loop = GatewayAgentLoop if asks_for_program else VerlToolAgentLoop
+    """The loop that a config asks for: a program's, if it has ``gateway.program``."""
+    loop = GatewayAgentLoop if GatewaySettings.is_set(trainer_config.config) else VerlToolAgentLoop
     return loop(trainer_config, **others)
 
 
@@ -142,7 +127,8 @@ class GatewayAgentLoop(VerlToolAgentLoop):
                 result = str(error)
             rollout = await session.finish()
         finally:
-            del host.gateway.sessions[session.id]
+            await session.finish()
+            host.gateway.sessions.pop(session.id, None)
             use = generator.end(session.id)
         if use.first_version is None:
             use.first_version = use.last_version = max(0, int(global_steps) - (not row.get(VALIDATION)))
@@ -163,8 +149,6 @@ class GatewayAgentLoop(VerlToolAgentLoop):
     def _host(self) -> _AgentHost:
         host = _hosts.get(self.server_manager)
         if host is None:
-            if not self.config.trainer.use_v1:
-                raise ConfigError("gateway.program makes several rows per rollout; set trainer.use_v1=true")
             worker, rollout = self._worker, self.config.actor_rollout_ref.rollout
             limit = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
             end_token_ids = worker.prompts.observations().end_token_ids
@@ -181,12 +165,12 @@ def _with_fault(rollout: Trajectory, session: AgentSession, result: ProgramResul
     if session.aborted:
         return replace(rollout, stop=StopReason.ABORTED, excluded=Excluded.ABORTED)
     words = session.engine_failure
-    if words is None and isinstance(result, str):
-        words = result
-    if words is None and not session.tree.turns:
-        assert isinstance(result, ProgramResult)
-        end = "was killed at its time limit" if result.exit_code is None else f"exited with {result.exit_code}"
-        words = f"the agent program {end} without a request to the model; it printed: {result.output[-500:]}"
+    if words is None and not session.num_requests:
+        if isinstance(result, str):
+            words = result
+        else:
+            end = "was killed at its time limit" if result.exit_code is None else f"exited with {result.exit_code}"
+            words = f"the agent program {end} without a request to the model; it printed: {result.output[-500:]}"
     if words is None:
         return rollout
     fault = Fault(kind=FaultKind.MISCONFIGURED, message=words, retryable=False)

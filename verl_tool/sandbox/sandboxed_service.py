@@ -30,7 +30,7 @@ from verl_tool.sandbox.isolation import interpreter as interpreters
 from verl_tool.sandbox.isolation import levels as isolations
 from verl_tool.sandbox.isolation.cgroup import ControlGroup
 from verl_tool.sandbox.isolation.levels import Isolation, Level
-from verl_tool.sandbox.isolation.seccomp import SOCKETS, compile_filter
+from verl_tool.sandbox.isolation.seccomp import LOOPBACK_NEEDS, compile_filter
 from verl_tool.sandbox.limits import Limits
 
 _UID_BASE = 1 << 29
@@ -211,7 +211,7 @@ class ServiceSandbox:
 
 @functools.cache
 def _socket_filter() -> str:
-    return compile_filter(SOCKETS).hex()
+    return compile_filter(LOOPBACK_NEEDS).hex()
 
 
 def _links(paths: list[str]) -> list[tuple[str, str]]:

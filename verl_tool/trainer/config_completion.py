@@ -17,6 +17,7 @@ from omegaconf.errors import InterpolationResolutionError
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.errors import ConfigError
+from verl_tool.gateway.settings import GatewaySettings
 from verl_tool.servers.serve.local_ray import address_to_join
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.trainer.composition import resolve_calculations
@@ -68,6 +69,8 @@ def complete(config: DictConfig) -> EpisodeOptions:
         if config.deterministic:
             make_deterministic(config)
     check_backends(config)
+    if GatewaySettings.is_set(config):
+        GatewaySettings.of_config(config)
     _check_lengths(config, options)
     MetricWatch(config.metric_limits)
     if config.algorithm.filter_groups.enable and not config.trainer.use_v1:

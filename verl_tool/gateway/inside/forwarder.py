@@ -6,6 +6,7 @@ line at the end, and gives the agent's output on stderr. Standard library only: 
 
 import base64
 import contextlib
+import ctypes
 import json
 import os
 import pathlib
@@ -13,9 +14,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 _PART = 1 << 16
 _MAX_BYTES = 1 << 18
+_PAUSE_SECONDS = 0.1
+_SET_DUMPABLE = 4
 
 
 def pump(source, target):
@@ -44,8 +48,15 @@ def serve(client, path):
 def accept(listener, path):
     """All connections."""
     while True:
-        client, _ = listener.accept()
-        threading.Thread(target=serve, args=(client, path), daemon=True).start()
+        try:
+            client, _ = listener.accept()
+        except OSError:  # no descriptor is left
+            time.sleep(_PAUSE_SECONDS)
+            continue
+        try:
+            threading.Thread(target=serve, args=(client, path), daemon=True).start()
+        except RuntimeError:  # no thread is left
+            client.close()
 
 
 def write_files(files):
@@ -68,6 +79,8 @@ def read_files(names):
 
 def main():
     """Run the agent to its end."""
+    # The agent runs as the same user: it must not change what is reported of it.
+    ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0, 0, 0, 0)
     path, port, names, *command = sys.argv[1:]
     try:
         write_files(json.loads(sys.stdin.readline()))

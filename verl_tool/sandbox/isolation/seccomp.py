@@ -76,9 +76,12 @@ _ABSENT_BY_NUMBER = {
     "lsm_list_modules": 461,
 }
 
-SOCKETS = frozenset({"socket", "connect", "bind", "listen", "accept", "accept4"})
-"""What a program needs that is spoken to over its own loopback device, in a network namespace that has no other."""
+LOOPBACK_NEEDS = frozenset({"socket", "connect", "bind", "listen", "accept", "accept4", "flock"})
+"""What a program needs that is spoken to over its own loopback device, in a network namespace that has no other. Agents
+lock files of their own; on files that several may read, a lock could at most tell one of them that another runs."""
 _FOREIGN_FAMILIES = (3, 4, 5, 6, 7, 8, 9)
+_FOREIGN_PROTOCOLS = (33, 132, 136, 262)
+"""DCCP, SCTP, UDP-Lite and MPTCP: a socket may load the kernel's module."""
 _LAST_FAMILY = 10
 """Of sockets: Unix (1), IPv4 (2) and IPv6 (10) are allowed, all others are kernel surface that nobody needs."""
 
@@ -155,6 +158,8 @@ def compile_filter(needed: frozenset[str] = frozenset()) -> bytes:
         program.add_rule(denied, "socket", seccomp.Arg(0, seccomp.GT, _LAST_FAMILY))
         for family in _FOREIGN_FAMILIES:
             program.add_rule(denied, "socket", seccomp.Arg(0, seccomp.EQ, family))
+        for protocol in _FOREIGN_PROTOCOLS:
+            program.add_rule(denied, "socket", seccomp.Arg(2, seccomp.EQ, protocol))
     return _export(program)
 
 

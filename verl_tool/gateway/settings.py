@@ -1,0 +1,41 @@
+"""The group ``gateway`` of a trainer's config."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from verl_tool.errors import ConfigError
+from verl_tool.gateway.agent_program import AgentProgram
+from verl_tool.gateway.session import SessionOptions
+
+
+class GatewaySettings(BaseModel):
+    """The group ``gateway`` of a trainer's config."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    program: AgentProgram
+    session: SessionOptions = SessionOptions()
+
+    @classmethod
+    def of_config(cls, config: DictConfig) -> GatewaySettings:
+        """Read them. Raises ConfigError that names the option, for the older trainer, and for an agent that is not
+        installed."""
+        group = config.get("gateway")
+        written = OmegaConf.to_container(group, resolve=True) if group is not None else {}
+        try:
+            settings = cls.model_validate(written)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(["gateway", *map(str, problem["loc"])])
+            raise ConfigError(f"{where}: {problem['msg']}") from None
+        if not config.trainer.use_v1:
+            raise ConfigError("gateway.program makes several rows per rollout; set trainer.use_v1=true")
+        return settings.model_copy(update={"program": settings.program.resolve()})
+
+    @staticmethod
+    def is_set(config: DictConfig) -> bool:
+        """Whether a config asks for a program."""
+        program = OmegaConf.select(config, "gateway.program")
+        return bool(program and (program.get("command") or program.get("preset")))
