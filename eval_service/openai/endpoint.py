@@ -70,7 +70,7 @@ class Endpoint(WebApp):
     `server`: the name of this service from its start to its end, which ``/health`` tells.
     `with_sessions`: serve those of agents, which live in this process: with several replicas a request would not find
     its own. `api_key`: every route but ``/health`` asks for it as a bearer token. `request_timeout_seconds`: after it a
-    request is stopped and answered with 504. `heartbeat_seconds`: after so long without a word a stream sends a comment.
+    request is stopped and answered with 504. `heartbeat_seconds`: after so long without a word a stream gets a comment.
     `host_check`: by which names clients may call; None: by any.
     """
 

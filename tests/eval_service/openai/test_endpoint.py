@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import aiohttp
+import httpx
 import pytest
 from live_endpoint import CALL, COUNTER, MODEL, LiveEndpoint, live_endpoint
 
@@ -626,3 +627,27 @@ async def test_metrics_and_models() -> None:
     assert 'verl_tool_eval_tokens_total{author="tool"} 14.0' in text
     assert 'verl_tool_eval_tool_calls_total{valid="true"} 1.0' in text
     assert "verl_tool_eval_running 0.0" in text
+
+
+# Sessions of agents
+
+
+async def test_a_session_of_an_agent_is_recorded_next_to_the_endpoints_own_answers() -> None:
+    async with live_endpoint(lambda text: "Warm.", api_key="boss") as live:
+        boss = {"authorization": "Bearer boss"}
+        async with httpx.AsyncClient(base_url=live.url) as http:
+            assert (await http.post("/sessions", json={})).status_code == 401
+            opened = (await http.post("/sessions", json={}, headers=boss)).json()
+            base = live.url + opened["paths"]["openai"]
+            agent = openai.AsyncOpenAI(base_url=base, api_key=opened["key"], max_retries=0)
+            answer = await agent.chat.completions.create(model="any", messages=QUESTION)
+            await agent.close()
+            assert answer.choices[0].message.content == "Warm."
+            path = f"/sessions/{opened['id']}/finish"
+            assert (await http.post(path, json={"reward": 1})).status_code == 401
+            finished = (await http.post(path, json={"reward": 1}, headers=boss)).json()
+            assert (
+                await http.post("/v1/chat/completions", json={"model": MODEL, "messages": QUESTION})
+            ).status_code == 401
+    rollout = Trajectory.from_json(json.dumps(finished["trajectory"]))
+    assert (rollout.model_text, rollout.reward) == ("Warm.", 1.0)
