@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from typing import Any
 
 import pytest
@@ -23,9 +23,9 @@ from verl_tool.gateway.session_tree import SessionPolicy, SessionTree
 TOKENIZER = TemplateTokenizer("Qwen-Qwen3-0.6B", QWEN)
 MODEL = SessionModel.create(WritingGenerator(TOKENIZER), TOKENIZER, [format_by_name("hermes")], 1 << 24)
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
-CANONICAL = {"thoughts": "sent", "edited": "branch"}
-KEPT = {"thoughts": "keep", "edited": "branch"}
-ADOPTED = {"thoughts": "keep", "edited": "adopt"}
+CANONICAL = SessionPolicy(thoughts="sent", edited="branch")
+KEPT = SessionPolicy(thoughts="keep", edited="branch")
+ADOPTED = SessionPolicy(thoughts="keep", edited="adopt")
 
 
 def answer_to(request: RecordedRequest) -> AgentMessage:
@@ -41,10 +41,11 @@ def answer_to(request: RecordedRequest) -> AgentMessage:
     return messages[0] if messages else AgentMessage(Role.ASSISTANT)
 
 
-def replay(requests: Sequence[RecordedRequest], policy: dict[str, Any]) -> tuple[SessionTree, Trajectory]:
-    """All requests that were answered, in their order."""
-    tree = SessionTree(MODEL.renderer, SessionPolicy(**policy))
-    for number, recorded in enumerate(requests):
+@functools.cache
+def replay(name: str, policy: SessionPolicy) -> tuple[SessionTree, Trajectory]:
+    """All requests of a recording that were answered, in their order."""
+    tree = SessionTree(MODEL.renderer, policy)
+    for number, recorded in enumerate(recordings()[name]):
         if recorded.status != 200 or not recorded.response:
             continue
         request = BY_NAME[recorded.dialect].parse_request(recorded.body, recorded.headers)
@@ -66,9 +67,9 @@ def replay(requests: Sequence[RecordedRequest], policy: dict[str, Any]) -> tuple
     return tree, tree.rollout("recorded")
 
 
-def rows_and_longest(name: str, policy: dict[str, Any]) -> tuple[int, int]:
+def rows_and_longest(name: str, policy: SessionPolicy) -> tuple[int, int]:
     """Training rows, and turns on the longest chain."""
-    tree, rollout = replay(recordings()[name], policy)
+    tree, rollout = replay(name, policy)
     return len(rollout.rows), max(len(turn.path()) for turn in tree.turns)
 
 
@@ -234,8 +235,8 @@ def test_turns_are_on_one_chain_wherever_the_agent_only_appends(name: str) -> No
 
 @pytest.mark.parametrize("policy", [CANONICAL, ADOPTED], ids=["canonical", "adopted"])
 @pytest.mark.parametrize("name", recordings())
-def test_what_is_trained_is_what_was_sampled_and_once(name: str, policy: dict[str, Any]) -> None:
-    tree, rollout = replay(recordings()[name], policy)
+def test_what_is_trained_is_what_was_sampled_and_once(name: str, policy: SessionPolicy) -> None:
+    tree, rollout = replay(name, policy)
     sampled = {tuple(turn.generation.token_ids) for turn in tree.turns}
     trained = [tuple(s.tokens) for row in rollout.rows for s in row.response if s.generated]
     assert set(trained) <= sampled
@@ -245,14 +246,14 @@ def test_what_is_trained_is_what_was_sampled_and_once(name: str, policy: dict[st
 
 @pytest.mark.parametrize("agent", ["claude", "codex"])
 def test_two_sub_agents_at_the_same_time_have_a_row_each(agent: str) -> None:
-    tree, rollout = replay(recordings()[f"{agent}/sub2"], ADOPTED)
+    tree, rollout = replay(f"{agent}/sub2", ADOPTED)
     assert len({turn.agent_id for turn in tree.turns}) == 3
     assert sorted({s.agent for row in rollout.rows for s in row.response}) == [0, 1, 2]
 
 
 def test_calls_for_a_title_are_not_trained() -> None:
     for name, requests in recordings().items():
-        tree, _ = replay(requests, ADOPTED)
+        tree, _ = replay(name, ADOPTED)
         kinds = [each.kind for each in requests if each.status == 200 and each.response]
         auxiliary = [turn for turn, kind in zip(tree.turns, kinds, strict=True) if kind == "aux"]
         assert not any(map(tree.is_trained, auxiliary)), name
