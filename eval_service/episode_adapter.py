@@ -73,11 +73,11 @@ class EpisodeAdapter:
         observer = self._observer
         if observer is not None and self._seen is not None:
             await observer.appended(prompt_ids[self._seen :])
-        if observer is not None and generating_summary.get():
-            await observer.summary_begins()
         maximum = self._max_of(len(prompt_ids), sampling_params.get("max_tokens"))
         if maximum <= 0:
             return Generation((), stop_reason="length")
+        if observer is not None and generating_summary.get():
+            await observer.summary_begins()
         params = sampling_params | {"max_tokens": maximum}
         filtered = None if observer is None else _StopStringFilter(observer, params.get("stop") or (), self._tokenizer)
         listen = None if filtered is None else filtered.wrote

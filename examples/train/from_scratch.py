@@ -247,7 +247,7 @@ def warm_up(
     trainer.train()
     if callback.success < how.target:
         reached = f"success {callback.success:.1%} after {how.max_steps} steps; wanted {how.target:.1%}"
-        console.print(f"[red]{reached}. Raise max_steps[/]")
+        console.print(f"[red]{reached}. Raise max_steps (of tiny_model.py: --max_steps)[/]")
         raise typer.Exit(1)
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)

@@ -407,6 +407,11 @@ def save_images(folder: Path, images: Iterable[ImagePart]) -> None:
                 draft.write_bytes(image.data)
 
 
+def as_trajectory(record: Trajectory | str) -> Trajectory:
+    """Return `record`, which may be its JSON, as a foreign agent loop gives it."""
+    return Trajectory.from_json(record) if isinstance(record, str) else record
+
+
 def read_jsonl(path: Path) -> Iterator[Trajectory]:
     """Yield the trajectories of a file."""
     with path.open("rb") as file:

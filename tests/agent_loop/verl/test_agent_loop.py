@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -252,7 +251,7 @@ def test_the_record_crosses_transfer_queue_as_it_is():
     [output] = as_verl_outputs(rollout, EngineUse(), ToyTokenizer())
     assert output.extra_fields["trajectory"] == rollout
     [row] = decode(encode([output.as_dict()["extra_fields"]]))
-    assert pickle.loads(row["trajectory"]) == rollout
+    assert Trajectory.from_json(row["trajectory"]) == rollout
     assert not {"action_mask", "turn_ids"} & row.keys(), "they are columns, and slow as lists"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,7 +72,7 @@ def stored(store: StoredRows, rows: Rows, faulted: str = "") -> KVBatchMeta:
         }
         loop = {LOOP_FAULT: key == faulted, "reward_extra_info": {REWARD_FAULT: "", "acc": 0.0}}
         if place in index.final:
-            loop["trajectory"] = pickle.dumps(solved(key))
+            loop["trajectory"] = solved(key).to_json()
         fields[key] = tensors | {
             "rm_scores": rows.data.batch["token_level_scores"][place, :length],
             "responses": torch.zeros(length, dtype=torch.int64),

@@ -12,7 +12,6 @@ import functools
 import json
 import math
 import os
-import pickle
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -105,8 +104,8 @@ class ToolLoopOutput(AgentLoopOutput):
         extra = fields["extra_fields"]
         for name in ("action_mask", "turn_ids"):
             fields[name] = torch.tensor(extra.pop(name), dtype=torch.int64)
-        if self.is_final:  # TransferQueue, too, makes a dict of a dataclass
-            extra["trajectory"] = pickle.dumps(extra["trajectory"])
+        if self.is_final:  # TransferQueue, too, makes a dict of a dataclass; and a checkpoint must outlive a version
+            extra["trajectory"] = extra["trajectory"].to_json()
         if "rm_scores" in fields:  # verl copies the rollout's reward to each of its rows
             own = json.loads(extra.get("reward_extra_info", {}).get(ROW_REWARDS, "[]"))
             own = [] if self.of_validation else own[:-1]

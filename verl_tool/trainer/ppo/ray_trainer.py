@@ -16,7 +16,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from verl import DataProto
 from verl_tool.agent_loop.row import VALIDATION
-from verl_tool.agent_loop.trajectory import BONUS, POLICY_INDUCED, REWARD_FAULT
+from verl_tool.agent_loop.trajectory import BONUS, POLICY_INDUCED, REWARD_FAULT, as_trajectory
 from verl_tool.platforms.patch import Patch, verl_patch
 from verl_tool.trainer.monitoring.engine_watch import EngineWatch
 from verl_tool.trainer.ppo.advantage import without_invalid
@@ -81,7 +81,8 @@ class AgentRayPPOTrainer(RayPPOTrainer):
 
     def _on_rollout(self, prompts: DataProto, output: DataProto) -> None:
         """Remove the loop's columns from a rollout's output before it is sent to the workers, and record it."""
-        records = output.non_tensor_batch.pop("trajectory")
+        records = np.empty(len(output), dtype=object)
+        records[:] = [as_trajectory(each) for each in output.non_tensor_batch.pop("trajectory")]
         invalid = np.array(invalid_rows(output.non_tensor_batch, len(output)))
         output.batch["response_mask"][invalid] = 0
         masks = output.non_tensor_batch.pop("action_mask")

@@ -5,7 +5,6 @@ Written for verl 0.9.0 and 0.9.1.
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-from verl_tool.agent_loop.trajectory import POLICY_INDUCED, REWARD_FAULT, Trajectory
+from verl_tool.agent_loop.trajectory import POLICY_INDUCED, REWARD_FAULT, Trajectory, as_trajectory
 from verl_tool.agent_workers.rollout_worker import RAISED
 from verl_tool.trainer.ppo.graded_trajectories import GradedTrajectory
 from verl_tool.trainer.ppo.invalid import invalid_rows
@@ -49,9 +48,8 @@ def invalid_of(fields: Sequence[LoopFields]) -> list[bool]:
 
 
 def trajectories_of(fields: Sequence[LoopFields]) -> list[Trajectory]:
-    """Return the trajectories of rollouts' final rows. Those of a foreign loop or an older checkpoint are JSON."""
-    records = [row["trajectory"] for row in fields]
-    return [Trajectory.from_json(each) if isinstance(each, str) else pickle.loads(each) for each in records]
+    """Return the trajectories of rollouts' final rows, which TransferQueue has as JSON."""
+    return [as_trajectory(row["trajectory"]) for row in fields]
 
 
 def read_reward_fields(fields: Sequence[LoopFields], groups: Sequence[str] | None = None) -> Rewards:
