@@ -89,7 +89,7 @@ async def test_a_program_that_hangs_is_killed(socket: Path) -> None:
     assert (result.exit_code, result.output) == (None, "begun\n")
 
 
-async def test_of_endless_output_the_end_is_kept(socket: Path) -> None:
+async def test_only_the_end_of_endless_output_is_stored(socket: Path) -> None:
     result = await run(socket, "sh", "-c", "yes | head -c 10000000; echo end; exit 3")
     assert result.exit_code == 3
     assert result.output.endswith("end\n")

@@ -178,7 +178,7 @@ async def test_a_session_is_known_by_its_key_or_a_header_too() -> None:
         assert (await gateway.http.get(f"/sessions/{session['id']}")).json()["turns"] == 2
 
 
-async def test_an_answer_whose_connection_broke_is_given_to_the_next_attempt() -> None:
+async def test_a_retry_after_a_broken_connection_gets_the_same_answer() -> None:
     async with live("One.", "Two.") as gateway:
         session = await gateway.open()
         client = gateway.openai(session)
@@ -194,7 +194,7 @@ async def test_an_answer_whose_connection_broke_is_given_to_the_next_attempt() -
         assert sampled.choices[0].message.content == "Two."
 
 
-async def test_an_engine_that_fails_is_told_and_asked_again() -> None:
+async def test_an_engine_failure_is_reported_and_the_next_request_is_sampled() -> None:
     async with live("One.") as gateway:
         session = await gateway.open()
         client = gateway.openai(session)

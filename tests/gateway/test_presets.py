@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
 from pathlib import Path
+from socket import AF_UNIX
+from socket import socket as Socket
 
 import pytest
-import uvicorn
 from agent_sessions import WritingGenerator
 from real_templates import TemplateTokenizer
 from template_families import QWEN
@@ -22,6 +22,7 @@ from verl_tool.gateway.presets import PRESETS
 from verl_tool.gateway.session import SessionModel
 from verl_tool.sandbox.isolation.levels import Level, strongest
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
+from verl_tool.servers.cluster.direct_server import DirectServer
 
 INSTALL = Path(os.environ.get("VERL_TOOL_AGENTS", Path(__file__).parents[2] / ".agents"))
 STARTED = {
@@ -63,11 +64,6 @@ class Scripted(WritingGenerator):
         return await super().generate(prompt_ids, sampling_params, request_id)
 
 
-class Server(uvicorn.Server):
-    def install_signal_handlers(self) -> None:
-        """Signals are the test's."""
-
-
 @pytest.mark.skipif(sys.platform != "linux" or strongest().level is not Level.full, reason="no sandbox here")
 @pytest.mark.slow
 @pytest.mark.timeout(240)
@@ -81,20 +77,19 @@ async def test_a_real_agent_is_one_row(preset: str, tmp_path: Path) -> None:
     for each in (tmp_path, *tmp_path.parents[:2]):
         each.chmod(0o755)
     socket = tmp_path / "gateway.sock"
-    config = uvicorn.Config(gateway.app(for_agents=True), uds=str(socket), log_level="warning", lifespan="off")
-    server = Server(config)
-    serving = asyncio.ensure_future(server.serve())
-    while not server.started:  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
+    listener = Socket(AF_UNIX)
+    listener.bind(str(socket))
     socket.chmod(0o666)
+    listener.listen()
+    server = DirectServer(listener)
+    await server.open(gateway.app(for_agents=True))
     program = AgentProgram(preset=preset, install=str(INSTALL), seconds=120, keep_files=("answer.txt",)).resolve()
     sandbox, session = ServiceSandbox(program.limits), gateway.open_session()
     task = "Read note.txt and write the number into answer.txt."
     result = await run_program(sandbox, program, session, socket, task, {"note.txt": b"The number is 42.\n"})
     rollout = await session.finish(1.0)
     await sandbox.close()
-    server.should_exit = True
-    await serving
+    await server.close(1.0)
     assert result.files == {"answer.txt": "42\n"}, result.output
     assert (len(rollout.rows), rollout.num_turns, generator.turns) == (1, 3, [])
 

@@ -197,7 +197,7 @@ moves = st.lists(st.sampled_from(["tool", "user", "again", "restart", "fork", "l
 
 @settings(max_examples=60, deadline=None)
 @given(moves)
-async def test_whatever_an_agent_does_each_token_is_trained_at_most_once(steps: list[str]) -> None:
+async def test_no_token_is_trained_twice_whatever_the_agent_does(steps: list[str]) -> None:
     session = writes(*(f"{n}. {call(f'city {n}')}" for n in range(len(steps) + 1)))
     messages: list[AgentMessage] = [TASK]
     turn: ModelTurn = await ask(session, *messages, tools=TOOLS)

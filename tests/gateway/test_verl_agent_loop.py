@@ -31,7 +31,7 @@ def ask(messages):
 
 messages = [{"role": "user", "content": sys.argv[1]}]
 text = ask(messages)
-found = re.search(r"([0-9.]+)([-+*/])([0-9.]+)$", text)
+found = re.search(r"([0-9]+(?:[.][0-9]+)?)([-+*/])([0-9]+(?:[.][0-9]+)?)$", text)
 if found:
     a, b = float(found[1]), float(found[3])
     result = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else 0}[found[2]]

@@ -125,7 +125,8 @@ class AgentRequest:
     can_be_continued: bool = False
     """A later request may name the answer to this one as `previous`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What is recorded and has no effect: temperature, a forced tool choice, a schema of the answer."""
+    """All other fields. Some are repeated in the answer; temperature, a forced tool choice and a schema of the answer
+    have no effect."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,8 @@ _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _IN_THREAD_BYTES = 256 << 10
 """Larger bodies are parsed in a thread."""
 _SESSION_HEADER = b"x-session-id"
-DIALECTS: tuple[Dialect, ...] = (ChatDialect(), ResponsesDialect(), MessagesDialect())
+_MESSAGES = MessagesDialect()
+DIALECTS: tuple[Dialect, ...] = (ChatDialect(), ResponsesDialect(), _MESSAGES)
 
 
 class GatewayOptions(BaseModel):
@@ -171,7 +172,7 @@ class Gateway:
             where = ".".join(map(str, problem["loc"]))
             raise HttpError(400, "bad_request", f"{where}: {problem['msg']}", where) from None
         session = self.open_session(options, session_id)
-        path = f"/sessions/{session.id}"
+        path = f"{SESSIONS_PATH}/{session.id}"
         paths = {"openai": f"{path}/v1", "anthropic": path}
         return JsonResponse({"id": session.id, "key": session.key, "paths": paths}, 201)
 
@@ -204,10 +205,10 @@ class Gateway:
     async def _count_tokens(self, request: Request) -> Response:
         session = self._session(request)
         try:
-            parsed = DIALECTS[2].parse_request(await _read_object(request.body), _headers(request))
+            parsed = _MESSAGES.parse_request(await _read_object(request.body), _headers(request))
             return JsonResponse(render_token_count(await session.count_tokens(parsed)))
         except RequestError as error:
-            return JsonResponse(DIALECTS[2].render_error(400, str(error)), 400)
+            return JsonResponse(_MESSAGES.render_error(400, str(error)), 400)
 
     def _answering(self, dialect: Dialect) -> Handler:
         async def answer(request: Request) -> Response:

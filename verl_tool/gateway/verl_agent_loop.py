@@ -8,41 +8,34 @@ Written for verl 0.9.0 and 0.9.1.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
+import socket
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
 
-from verl_tool.agent_loop.row import VALIDATION, build_call_extra, is_present, text_messages
+from verl_tool.agent_loop.row import build_call_extra, is_present, text_messages
 from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
-from verl_tool.agent_loop.verl.agent_loop import ToolLoopOutput, VerlToolAgentLoop, as_verl_outputs, one_or_several
+from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop
 from verl_tool.content.packed_files import unpack
-from verl_tool.errors import SandboxError
+from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.gateway.agent_program import ProgramResult, run_program
 from verl_tool.gateway.gateway_app import Gateway, GatewayOptions
 from verl_tool.gateway.session import AgentSession, SessionModel
 from verl_tool.gateway.settings import GatewaySettings
 from verl_tool.protocol import FILES_FIELD, Fault, FaultKind
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
+from verl_tool.servers.cluster.direct_server import DirectServer
+from verl_tool.verification import verification_of
 
 PROGRAM = "agent_program"
 """Of a record's ``extra``: how the program ended."""
-_START_SECONDS = 30.0
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the worker."""
-        yield
 
 
 class _AgentHost:
@@ -55,31 +48,22 @@ class _AgentHost:
         self._folder = tempfile.TemporaryDirectory(prefix="verl_tool_gateway_")
         os.chmod(self._folder.name, 0o755)
         self.socket = Path(self._folder.name) / "gateway.sock"
-        self._serving: asyncio.Task[None] | None = None
+        self._server: DirectServer | None = None
         self._starting = asyncio.Lock()
 
     async def start(self) -> None:
-        """Listen. Raises SandboxError if nothing does in time, and what the sandbox raises."""
+        """Listen. Raises OSError if nobody can at this path, and what the sandbox raises."""
         async with self._starting:
-            if self._serving is not None:
+            if self._server is not None:
                 return
             await self.sandbox.start()
-            config = uvicorn.Config(
-                self.gateway.app(for_agents=True), uds=str(self.socket), log_level="warning", lifespan="off"
-            )
-            server = _Server(config)
-            serving = asyncio.ensure_future(server.serve())
-            until = asyncio.get_running_loop().time() + _START_SECONDS
-            while not server.started:
-                if serving.done():
-                    raise SandboxError(
-                        f"the gateway cannot listen at {self.socket}: {serving.exception()}", retryable=False
-                    )
-                if asyncio.get_running_loop().time() > until:
-                    raise SandboxError(f"the gateway does not listen within {_START_SECONDS:g} s", retryable=True)
-                await asyncio.sleep(0.01)
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(self.socket))
             os.chmod(self.socket, 0o666 if os.geteuid() == 0 else 0o600)  # programs are other users if we are root
-            self._serving = serving
+            listener.listen()
+            server = DirectServer(listener)
+            await server.open(self.gateway.app(for_agents=True))
+            self._server = server
 
 
 _hosts: weakref.WeakKeyDictionary[Any, _AgentHost] = weakref.WeakKeyDictionary()
@@ -105,10 +89,22 @@ class GatewayAgentLoop(VerlToolAgentLoop):
         global_steps: int = 0,
         index: int | None = None,
         **row: Any,
-    ) -> ToolLoopOutput | list[ToolLoopOutput]:
-        """Run the program for one sample. Raises ConfigError for a row without text, or with files that cannot be
-        unpacked."""
+    ) -> AgentLoopOutput | list[AgentLoopOutput]:
+        """Run the program for one sample. Raises ConfigError for a row without text, with files that cannot be
+        unpacked, or with a verifier."""
+        if self._worker.step is not None or self._worker.stored is not None:  # what an earlier run sampled
+            again: dict[str, Any] = {
+                "raw_prompt": raw_prompt,
+                "priority": priority,
+                "global_steps": global_steps,
+                "index": index,
+            }
+            return await super().run(sampling_params, **again, **row)
         where = f"row {'?' if index is None else index} of the data"
+        if verification_of(row.get("reward_model"), where) is not None:
+            raise ConfigError(
+                f"{where} has a verifier, which checks a tool's workspace; a program has none. Grade its files"
+            )
         task = str(text_messages(raw_prompt, where)[-1]["content"])
         files = build_call_extra(tools_kwargs, None, where).get(FILES_FIELD)
         unpacked = {name: file.content for name, file in unpack(files).items()} if is_present(files) else {}
@@ -119,32 +115,18 @@ class GatewayAgentLoop(VerlToolAgentLoop):
         session = host.gateway.open_session(options.model_copy(update={"sampling": sampling}))
         generator = self._worker.generator
         generator.begin(session.id, int(priority), self._seed(row, index, int(global_steps), int(priority)))
+        result: ProgramResult | str
         try:
-            result: ProgramResult | str
-            try:
-                result = await run_program(host.sandbox, host.settings.program, session, host.socket, task, unpacked)
-            except SandboxError as error:
-                result = str(error)
-            rollout = await session.finish()
+            result = await run_program(host.sandbox, host.settings.program, session, host.socket, task, unpacked)
+        except SandboxError as error:
+            result = str(error)
         finally:
-            await session.finish()
+            rollout = await session.finish()
             host.gateway.sessions.pop(session.id, None)
             use = generator.end(session.id)
-        if use.first_version is None:
-            use.first_version = use.last_version = max(0, int(global_steps) - (not row.get(VALIDATION)))
-        extra: dict[str, Any] = {"index": None if index is None else int(index)}
-        if (source := row.get("data_source")) is not None:
-            extra["data_source"] = str(source)
-        extra[PROGRAM] = {"error": result} if isinstance(result, str) else asdict(result)
-        record = replace(_with_fault(rollout, session, result), extra=extra)
-        return one_or_several(
-            as_verl_outputs(
-                *(record, use, self._worker.tokenizer),
-                with_log_probs=bool(self.config.actor_rollout_ref.rollout.calculate_log_probs),
-                formats=self._worker.formats.all,
-                validation=bool(row.get(VALIDATION)),
-            )
-        )
+        description = {"error": result} if isinstance(result, str) else asdict(result)
+        record = replace(_with_fault(rollout, session, result), extra={**rollout.extra, PROGRAM: description})
+        return await self._outputs(record, use, row, index, int(global_steps), self._worker.formats.all)
 
     def _host(self) -> _AgentHost:
         host = _hosts.get(self.server_manager)

@@ -211,7 +211,7 @@ async def test_a_trajectory_without_record_is_told_apart_by_its_mask() -> None:
     assert (await manager("gsm8k").run_single(data(None, "5", ids=ids[:-1])))["reward_score"] == 1.0
 
 
-async def test_another_loop_tells_its_record_as_json() -> None:
+async def test_a_foreign_loop_may_give_its_record_as_json() -> None:
     told = trajectory(("tool", "#### 5"), ("model", "#### 6"))
     row = data(told, "5", tool_extra_fields={"trajectory": told.to_json()})
     assert (await manager("gsm8k").run_single(row))["reward_score"] == 0.0

@@ -117,7 +117,7 @@ def test_a_custom_tool_of_a_chat_is_a_function_with_one_text():
     assert list(request.tools[0]["function"]["parameters"]["properties"]) == ["input"]
 
 
-def test_threads_of_opencode_are_told_apart():
+def test_threads_of_opencode_have_different_agent_ids():
     assert parse(headers={"x-session-id": "s"}).agent_id == ""
     ids = {parse(headers={"x-session-id": s, "x-parent-session-id": "s"}).agent_id for s in ("a", "b")}
     assert len(ids) == 2

@@ -320,7 +320,7 @@ class TestWriting:
         assert back.handles == (("a-1",) if answer.thoughts else ())
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_broken_arguments_are_an_object_that_tells_so(self, stream):
+    async def test_broken_arguments_are_wrapped_in_an_object(self, stream):
         (block,) = (await ask(ANSWERS["broken call"], stream)).content
         assert block.input == {"__unparsedToolInput": {"raw": '{"path": "app.p', "len": 15}}
 

@@ -271,10 +271,23 @@ class VerlToolAgentLoop(AgentLoopBase):
             use = worker.generator.end(trajectory_id)
         if worker.progress is not None:
             worker.progress.add(len(trajectory.calls))
+        return await self._outputs(trajectory, use, row, index, int(global_steps), formats)
+
+    async def _outputs(
+        self,
+        trajectory: Trajectory,
+        use: EngineUse,
+        row: Mapping[str, Any],
+        index: int | None,
+        step: int,
+        formats: Sequence[Format],
+    ) -> AgentLoopOutput | list[AgentLoopOutput]:
+        """The training rows of a sampled trajectory, whose record names its row of the data set."""
+        worker = self._worker
         if use.first_version is None:
             # Nothing was sampled. A step trains on what the weights of the step before it sampled.
-            use.first_version = use.last_version = max(0, int(global_steps) - (not row.get(VALIDATION)))
-        extra: dict[str, Any] = {"index": None if index is None else int(index)}
+            use.first_version = use.last_version = max(0, step - (not row.get(VALIDATION)))
+        extra: dict[str, Any] = {**trajectory.extra, "index": None if index is None else int(index)}
         if (source := row.get("data_source")) is not None:
             extra["data_source"] = str(source)  # a question may stand in several data sets
         record = replace(trajectory, extra=extra)

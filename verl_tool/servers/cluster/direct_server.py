@@ -38,11 +38,12 @@ class _Server(uvicorn.Server):
 
 
 class DirectServer:
-    """Serves an application on a bound socket, in the running event loop."""
+    """Serves an application on a bound socket, of TCP or Unix, in the running event loop."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._socket = listener
-        self.url = base_url(*listener.getsockname()[:2])
+        name = listener.getsockname()
+        self.url = name if listener.family is socket.AF_UNIX else base_url(*name[:2])
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory
+from verl_tool.agent_loop.trajectory import Author, Segment, StopReason, Trajectory, as_trajectory
 from verl_tool.errors import ConfigError
 
 
@@ -49,7 +49,7 @@ def sample_of(row: Mapping[str, Any], tensors: Mapping[str, Any], tokenizer: Dec
     Raises ConfigError if neither tells which tokens the model wrote.
     """
     record = (row.get("tool_extra_fields") or row).get("trajectory") or _without_record(row, tensors)
-    trajectory = Trajectory.from_json(record) if isinstance(record, str) else record
+    trajectory = as_trajectory(record)
     written = (segment.tokens for segment in trajectory.response if segment.is_turn)
     return Sample(
         data_source=str(row["data_source"]),
