@@ -193,7 +193,8 @@ class Gateway:
         if not isinstance(extra, dict):
             raise HttpError(400, "bad_request", "'extra' must be an object", "extra")
         rollout = await session.finish(None if reward is None else float(reward), extra)
-        return JsonResponse({"id": session.id, "trajectory": msgspec.Raw(rollout.to_json().encode())})
+        record = msgspec.Raw(rollout.to_json().encode())
+        return JsonResponse({"id": session.id, "requests": session.num_requests, "trajectory": record})
 
     async def _delete(self, request: Request) -> Response:
         self._check_admin(request)

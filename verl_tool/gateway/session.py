@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from verl_tool.agent_loop.generators.base import Generation, Generator
 from verl_tool.agent_loop.generators.turn_writer import up_to_stop
 from verl_tool.agent_loop.tokenizer import Tokenizer
-from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
 from verl_tool.errors import ConfigError
 from verl_tool.formats import Format
 from verl_tool.formats.find import find_calls
@@ -26,6 +26,7 @@ from verl_tool.gateway.conversation import AgentRequest, Finish, ModelAnswer, To
 from verl_tool.gateway.conversation_renderer import ConversationRenderer
 from verl_tool.gateway.dialects.base import RequestError
 from verl_tool.gateway.session_tree import ModelTurn, Placement, SessionPolicy, SessionTree
+from verl_tool.protocol import Fault, FaultKind
 
 _CHARACTERS_A_TOKEN = 16
 """More than texts have on average in any language."""
@@ -198,6 +199,10 @@ class AgentSession:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         rollout = self.tree.rollout(self.id).with_reward(reward)
+        if self.aborted:
+            rollout = replace(rollout, stop=StopReason.ABORTED, excluded=Excluded.ABORTED)
+        elif self.engine_failure is not None:
+            rollout = with_fault(rollout, self.engine_failure)
         return replace(rollout, extra={**rollout.extra, **extra})
 
     def _reject_finished(self) -> None:
@@ -280,6 +285,12 @@ class AgentSession:
             created=int(time.time()),
             stop_string=stopped,
         )
+
+
+def with_fault(rollout: Trajectory, message: str) -> Trajectory:
+    """`rollout`, left out of the loss because infrastructure failed."""
+    fault = Fault(kind=FaultKind.MISCONFIGURED, message=message, retryable=False)
+    return replace(rollout, stop=StopReason.FAULT, fault=fault, excluded=Excluded.FAULT)
 
 
 def _split_thoughts(text: str) -> tuple[str, str]:
