@@ -7,8 +7,9 @@ import functools
 import hmac
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,6 +69,9 @@ class SessionModel:
     """Those in which it calls tools."""
     end_token_ids: frozenset[int]
     max_model_len: int
+    place: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    """Held while an answer is sampled. Its errors are those of the engine, and the wait for it is not part of
+    `SessionOptions.answer_seconds`."""
 
     @classmethod
     def create(
@@ -77,10 +81,11 @@ class SessionModel:
         formats: Sequence[Format],
         max_model_len: int,
         end_token_ids: frozenset[int] = frozenset(),
+        place: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> SessionModel:
         """end_token_ids: those that end a turn in addition to the tokenizer's own."""
         ends = end_token_ids | tokenizer.eos_token_ids
-        return cls(generator, tokenizer, tuple(formats), ends, max_model_len)
+        return cls(generator, tokenizer, tuple(formats), ends, max_model_len, place)
 
     @functools.cached_property
     def renderer(self) -> ConversationRenderer:
@@ -224,9 +229,9 @@ class AgentSession:
 
     async def _generate(self, placement: Placement, params: dict[str, Any]) -> ModelTurn:
         try:
-            generation = await asyncio.wait_for(
-                self.model.generator.generate(list(placement.prompt_ids), params, self.id), self.options.answer_seconds
-            )
+            async with self.model.place():
+                sampling = self.model.generator.generate(list(placement.prompt_ids), params, self.id)
+                generation = await asyncio.wait_for(sampling, self.options.answer_seconds)
         except asyncio.TimeoutError:  # a long answer is the model's
             raise
         except Exception as error:
