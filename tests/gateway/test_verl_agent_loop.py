@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 from calculator_run import AGENT, TRAINS_ON_CPU, Calculator, Run, small_run
 
 from verl_tool.agent_loop.trajectory import Trajectory, read_jsonl
-from verl_tool.gateway.verl_agent_loop import PROGRAM
+from verl_tool.gateway.agent_host import PROGRAM
 from verl_tool.trainer.monitoring.token_records import tokens_of
 
 pytestmark = [*TRAINS_ON_CPU, pytest.mark.e2e, pytest.mark.timeout(1500)]

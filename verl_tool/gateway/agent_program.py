@@ -11,14 +11,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.gateway.gateway_app import SESSIONS_PATH
 from verl_tool.gateway.presets import PRESETS
-from verl_tool.gateway.session import AgentSession
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.sandboxed_service import RunningService, SandboxedService, ServiceSandbox
 
@@ -97,6 +96,18 @@ class AgentProgram(BaseModel):
         return self.model_copy(update=update)
 
 
+class SessionAddress(Protocol):
+    """Where a program finds its session."""
+
+    @property
+    def id(self) -> str:
+        """In the paths of its routes."""
+
+    @property
+    def key(self) -> str:
+        """The program's API key."""
+
+
 @dataclass(frozen=True)
 class ProgramResult:
     """How a program ended."""
@@ -113,7 +124,7 @@ class ProgramResult:
 async def run_program(
     sandbox: ServiceSandbox,
     program: AgentProgram,
-    session: AgentSession,
+    session: SessionAddress,
     socket: Path,
     task: str,
     files: Mapping[str, bytes] | None = None,

@@ -193,7 +193,8 @@ class Gateway:
         if not isinstance(extra, dict):
             raise HttpError(400, "bad_request", "'extra' must be an object", "extra")
         rollout = await session.finish(None if reward is None else float(reward), extra)
-        return JsonResponse({"id": session.id, "trajectory": msgspec.Raw(rollout.to_json().encode())})
+        record = msgspec.Raw(rollout.to_json().encode())
+        return JsonResponse({"id": session.id, "requests": session.num_requests, "trajectory": record})
 
     async def _delete(self, request: Request) -> Response:
         self._check_admin(request)
@@ -223,12 +224,12 @@ class Gateway:
             except RequestError as error:
                 return JsonResponse(dialect.render_error(400, str(error)), 400)
             delivery = _Delivery(session, pending)
-            if parsed.stream:
-                rest = _events(dialect, parsed, delivery)
-                return _AnswerStream(await anext(rest), rest, _reject, end=b"")
             try:
                 # Not the task itself: it goes on for the next attempt if this connection breaks.
-                await asyncio.wait([pending.task])
+                await asyncio.wait([pending.task], timeout=PING_SECONDS if parsed.stream else None)
+                if parsed.stream and not pending.has_failed:
+                    rest = _events(dialect, parsed, delivery)
+                    return _AnswerStream(await anext(rest), rest, _reject, end=b"")
                 turn = pending.task.result()
             except asyncio.CancelledError:
                 delivery.close()
@@ -237,7 +238,8 @@ class Gateway:
                 return JsonResponse(dialect.render_error(500, _FINISHED), 500)
             except Exception as error:  # noqa: BLE001 - the engine's, which the agent is told
                 delivery.close()
-                return JsonResponse(dialect.render_error(500, _words(error)), 500)
+                status, headers = (error.status, error.headers) if isinstance(error, HttpError) else (500, None)
+                return JsonResponse(dialect.render_error(status, _words(error)), status, headers)
             return _WholeAnswer(dialect.render_answer(turn.answer, parsed), delivery)
 
         return answer
@@ -312,13 +314,12 @@ class _AnswerStream(EventStream):
 
 
 async def _events(dialect: Dialect, request: Any, delivery: _Delivery) -> AsyncGenerator[bytes, None]:
-    """The answer as events once it is there, and pings until then."""
+    """The answer as events once it is there, and pings until then, the first one at once."""
     try:
         task = delivery.pending.task
         while not task.done():
+            yield dialect.ping
             await asyncio.wait([task], timeout=PING_SECONDS)
-            if not task.done():
-                yield dialect.ping
         error = None if task.cancelled() else task.exception()
         if task.cancelled() or error is not None:
             yield dialect.render_error_event(500, _FINISHED if error is None else _words(error))

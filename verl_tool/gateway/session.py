@@ -7,8 +7,9 @@ import functools
 import hmac
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from verl_tool.agent_loop.generators.base import Generation, Generator
 from verl_tool.agent_loop.generators.turn_writer import up_to_stop
 from verl_tool.agent_loop.tokenizer import Tokenizer
-from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
 from verl_tool.errors import ConfigError
 from verl_tool.formats import Format
 from verl_tool.formats.find import find_calls
@@ -26,6 +27,7 @@ from verl_tool.gateway.conversation import AgentRequest, Finish, ModelAnswer, To
 from verl_tool.gateway.conversation_renderer import ConversationRenderer
 from verl_tool.gateway.dialects.base import RequestError
 from verl_tool.gateway.session_tree import ModelTurn, Placement, SessionPolicy, SessionTree
+from verl_tool.protocol import Fault, FaultKind
 
 _CHARACTERS_A_TOKEN = 16
 """More than texts have on average in any language."""
@@ -67,6 +69,9 @@ class SessionModel:
     """Those in which it calls tools."""
     end_token_ids: frozenset[int]
     max_model_len: int
+    place: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    """Held while an answer is sampled. Its errors are those of the engine, and the wait for it is not part of
+    `SessionOptions.answer_seconds`."""
 
     @classmethod
     def create(
@@ -76,10 +81,11 @@ class SessionModel:
         formats: Sequence[Format],
         max_model_len: int,
         end_token_ids: frozenset[int] = frozenset(),
+        place: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> SessionModel:
         """end_token_ids: those that end a turn in addition to the tokenizer's own."""
         ends = end_token_ids | tokenizer.eos_token_ids
-        return cls(generator, tokenizer, tuple(formats), ends, max_model_len)
+        return cls(generator, tokenizer, tuple(formats), ends, max_model_len, place)
 
     @functools.cached_property
     def renderer(self) -> ConversationRenderer:
@@ -198,6 +204,10 @@ class AgentSession:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         rollout = self.tree.rollout(self.id).with_reward(reward)
+        if self.aborted:
+            rollout = replace(rollout, stop=StopReason.ABORTED, excluded=Excluded.ABORTED)
+        elif self.engine_failure is not None:
+            rollout = with_fault(rollout, self.engine_failure)
         return replace(rollout, extra={**rollout.extra, **extra})
 
     def _reject_finished(self) -> None:
@@ -219,9 +229,9 @@ class AgentSession:
 
     async def _generate(self, placement: Placement, params: dict[str, Any]) -> ModelTurn:
         try:
-            generation = await asyncio.wait_for(
-                self.model.generator.generate(list(placement.prompt_ids), params, self.id), self.options.answer_seconds
-            )
+            async with self.model.place():
+                sampling = self.model.generator.generate(list(placement.prompt_ids), params, self.id)
+                generation = await asyncio.wait_for(sampling, self.options.answer_seconds)
         except asyncio.TimeoutError:  # a long answer is the model's
             raise
         except Exception as error:
@@ -280,6 +290,12 @@ class AgentSession:
             created=int(time.time()),
             stop_string=stopped,
         )
+
+
+def with_fault(rollout: Trajectory, message: str) -> Trajectory:
+    """`rollout`, left out of the loss because infrastructure failed."""
+    fault = Fault(kind=FaultKind.MISCONFIGURED, message=message, retryable=False)
+    return replace(rollout, stop=StopReason.FAULT, fault=fault, excluded=Excluded.FAULT)
 
 
 def _split_thoughts(text: str) -> tuple[str, str]:
