@@ -103,7 +103,8 @@ class AgentHost:
         # How a program ends that has called the model may be the model's doing, and is graded.
         if rollout.excluded is None and not finished.num_requests:
             rollout = with_fault(rollout, _why_no_request(result))
-        description = {"error": result} if isinstance(result, str) else asdict(result)
+        description: dict[str, Any] = {"error": result} if isinstance(result, str) else asdict(result)
+        description["settings"] = self.program.describe()
         return replace(rollout, extra={**rollout.extra, PROGRAM: description})
 
     async def close(self) -> None:

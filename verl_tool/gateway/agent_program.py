@@ -31,6 +31,8 @@ _FORWARDER = (Path(__file__).parent / "inside" / "forwarder.py").read_text(encod
 _LINE_BYTES = 64 << 20
 _OPEN_FILES, _DISK_BYTES, _DISK_FILES = 4096, 1 << 30, 1 << 16
 _PLACEHOLDER = re.compile(r"\{(?:task|base_url|key|session)\}")
+_MAX_ARGUMENT = 2000
+"""Characters of an argument that a record has."""
 _NOT_STARTED = 127
 """Status of a program that cannot be started in the sandbox."""
 
@@ -94,6 +96,12 @@ class AgentProgram(BaseModel):
             "preset": None,
         }
         return self.model_copy(update=update)
+
+    def describe(self) -> dict[str, Any]:
+        """The settings, for a record. Of its environment only the names, since values may be secret."""
+        described = self.model_dump(mode="json", exclude={"preset", "install"})
+        command = [text[:_MAX_ARGUMENT] for text in self.command]
+        return {**described, "command": command, "env": sorted(self.env)}
 
 
 class SessionAddress(Protocol):

@@ -222,6 +222,7 @@ class Gateway:
             except HttpError as error:
                 return JsonResponse(dialect.render_error(error.status, error.message), error.status, error.headers)
             except RequestError as error:
+                session.rejections.append(str(error))
                 return JsonResponse(dialect.render_error(400, str(error)), 400)
             delivery = _Delivery(session, pending)
             try:

@@ -7,6 +7,7 @@ import functools
 import hmac
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -26,12 +27,15 @@ from verl_tool.formats.scan import THOUGHTS
 from verl_tool.gateway.conversation import AgentRequest, Finish, ModelAnswer, ToolCall
 from verl_tool.gateway.conversation_renderer import ConversationRenderer
 from verl_tool.gateway.dialects.base import RequestError
+from verl_tool.gateway.session_record import SESSION
 from verl_tool.gateway.session_tree import ModelTurn, Placement, SessionPolicy, SessionTree
 from verl_tool.protocol import Fault, FaultKind
 
 _CHARACTERS_A_TOKEN = 16
 """More than texts have on average in any language."""
 _rendering = ThreadPoolExecutor(2, thread_name_prefix="rendering")
+_MAX_REJECTIONS, _MAX_REJECTION = 8, 300
+"""Messages, and characters of each, that a record has."""
 _CLOSING_SECONDS = 0.8
 """More than it takes to notice that a client has left (`verl_tool.http.disconnect`)."""
 
@@ -105,6 +109,8 @@ class PendingAnswer:
     task: asyncio.Task[ModelTurn]
     readers: int = 0
     """Connections that wait for it."""
+    attempts: int = 1
+    """Connections that have asked for it."""
 
     @property
     def has_failed(self) -> bool:
@@ -128,6 +134,9 @@ class AgentSession:
     """What the engine raised last, if it has not answered since."""
     aborted: bool = False
     """The engine gave up an answer."""
+    opened_at: float = field(default_factory=time.monotonic)
+    rejections: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_REJECTIONS))
+    """What the agent was told of its last requests that were rejected."""
 
     def __post_init__(self) -> None:
         self.tree = SessionTree(self.model.renderer, self.options.policy)
@@ -159,6 +168,7 @@ class AgentSession:
         pending = await self._unread(fingerprint)
         if pending is not None:
             pending.readers += 1
+            pending.attempts += 1
             return pending
         running = sum(not each.task.done() for each in self._pending)
         if len(self.tree.turns) + running >= self.options.max_turns:
@@ -182,7 +192,9 @@ class AgentSession:
         """A connection that waited for an answer is closed; `delivered`: the agent has received all of it."""
         pending.readers -= 1
         if delivered:
-            self.tree.deliver(pending.task.result())
+            turn = pending.task.result()
+            turn.attempts = pending.attempts
+            self.tree.deliver(turn)
         if (delivered or pending.has_failed) and pending in self._pending:
             self._pending.remove(pending)
 
@@ -208,7 +220,11 @@ class AgentSession:
             rollout = replace(rollout, stop=StopReason.ABORTED, excluded=Excluded.ABORTED)
         elif self.engine_failure is not None:
             rollout = with_fault(rollout, self.engine_failure)
-        return replace(rollout, extra={**rollout.extra, **extra})
+        options = self.options.model_dump(mode="json", exclude={"policy"})
+        described = {**rollout.extra[SESSION], **options, "requests": self.num_requests}
+        described["rejected"] = [message[:_MAX_REJECTION] for message in self.rejections]
+        timings = replace(rollout.timings, total=time.monotonic() - self.opened_at)
+        return replace(rollout, timings=timings, extra={SESSION: described, **extra})
 
     def _reject_finished(self) -> None:
         if self.is_finished:
@@ -228,6 +244,7 @@ class AgentSession:
         return await asyncio.shield(asyncio.ensure_future(place()))
 
     async def _generate(self, placement: Placement, params: dict[str, Any]) -> ModelTurn:
+        started = time.monotonic()
         try:
             async with self.model.place():
                 sampling = self.model.generator.generate(list(placement.prompt_ids), params, self.id)
@@ -243,7 +260,9 @@ class AgentSession:
         self.used_at = time.monotonic()
         answer = self._answer(placement.request, generation, len(placement.prompt_ids))
         async with self._lock:
-            return self.tree.add(placement, generation, answer)
+            turn = self.tree.add(placement, generation, answer)
+        turn.seconds = time.monotonic() - started
+        return turn
 
     async def _unread(self, fingerprint: str) -> PendingAnswer | None:
         """The answer to an earlier attempt of a request, if nobody waits for it any more. A client may repeat a request

@@ -650,7 +650,7 @@ async def test_a_session_of_an_agent_is_recorded_next_to_the_endpoints_own_answe
                 await http.post("/v1/chat/completions", json={"model": MODEL, "messages": QUESTION})
             ).status_code == 401
     rollout = Trajectory.from_json(json.dumps(finished["trajectory"]))
-    assert (rollout.model_text, rollout.reward) == ("Warm.", 1.0)
+    assert (rollout.model_text, rollout.reward) == ("Warm.<|im_end|>", 1.0)
 
 
 async def open_session(live: LiveEndpoint, **options: Any) -> openai.AsyncOpenAI:
