@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.sandbox.isolation import bubblewrap
@@ -36,6 +37,9 @@ from verl_tool.sandbox.limits import Limits
 _UID_BASE = 1 << 29
 _UIDS = 1 << 9
 """Services have uids of their own, as runs have (`worker`)."""
+_UNMAPPED_UID = 65534
+"""How a user of an empty user namespace appears (/proc/sys/kernel/overflowuid)."""
+_USER = "sandbox"
 _WORK = "/box/work"
 _INHERITED = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LANG")
 """What a program beside the sandbox finds of the server's environment: nothing that is secret."""
@@ -155,14 +159,13 @@ class ServiceSandbox:
         procs_files, release = self._group_of_one()
         try:
             config = self._config(service, isolation, [program, *service.command[1:]], readable, procs_files)
-            with tempfile.TemporaryFile() as file:
-                file.write(json.dumps(config).encode())
-                file.seek(0)
-                fds = (file.fileno(), *procs_files)
+            with contextlib.ExitStack() as files:
+                config_fd = _readable_fd(files, json.dumps(config))
+                users = {path: _readable_fd(files, text) for path, text in _user_files(config["uid"]).items()}
                 command = bubblewrap.service_command(
-                    isolation.bwrap, self._interpreter, file.fileno(), isolation.as_root, readable
+                    isolation.bwrap, self._interpreter, config_fd, isolation.as_root, readable, users
                 )
-                return await _started(command, {}, "/", fds, line_bytes, release)
+                return await _started(command, {}, "/", (config_fd, *users.values(), *procs_files), line_bytes, release)
         except BaseException:
             release()
             raise
@@ -186,7 +189,7 @@ class ServiceSandbox:
         command: list[str],
         readable: list[str],
         procs_files: list[int],
-    ) -> dict[str, object]:
+    ) -> dict[str, Any]:
         """What `inside.service` reads."""
         assert self._interpreter is not None
         folder = bubblewrap.place(os.path.dirname(self._interpreter.executable))
@@ -207,6 +210,23 @@ class ServiceSandbox:
             "open_files": limits.open_files,
             "processes": limits.processes,
         }
+
+
+def _user_files(uid: int) -> dict[str, str]:
+    """Names of the program's user and group, without which some programs do not start."""
+    number = uid or _UNMAPPED_UID
+    return {
+        "/etc/passwd": f"{_USER}:x:{number}:{number}::{_WORK}:/bin/sh\n",
+        "/etc/group": f"{_USER}:x:{number}:\n",
+    }
+
+
+def _readable_fd(files: contextlib.ExitStack, text: str) -> int:
+    """A descriptor that `text` can be read from while `files` is open."""
+    file = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  (closed by `files`)
+    file.write(text.encode())
+    file.seek(0)
+    return file.fileno()
 
 
 @functools.cache
