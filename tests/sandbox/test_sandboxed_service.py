@@ -121,7 +121,7 @@ async def test_beside_the_sandbox_it_finds_no_secret_either(
 
 async def test_what_cannot_be_started_is_named(sandbox: ServiceSandbox, tmp_path: Path) -> None:
     for sandboxed in (True, False):
-        with pytest.raises(ConfigError, match="no program 'no-such-program'"):
+        with pytest.raises(ConfigError, match="program 'no-such-program' was not found"):
             await sandbox.spawn(SandboxedService(("no-such-program",), sandboxed=sandboxed))
     with pytest.raises(ConfigError, match="all of this machine"):
         await sandbox.spawn(SandboxedService(("python",), readable=("/usr/..",)))

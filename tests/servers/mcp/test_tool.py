@@ -326,4 +326,4 @@ class TestConfig:
         for settings in ({}, {"sandbox": True}):
             found = (await ask_all(toy(command="no-such-program", **settings)))["toy"]
             assert isinstance(found, ConfigError)
-            assert "MCP server toy: there is no program 'no-such-program'" in str(found)
+            assert "MCP server toy: program 'no-such-program' was not found" in str(found)

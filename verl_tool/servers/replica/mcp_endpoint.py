@@ -1,10 +1,10 @@
-"""``POST /mcp``: the tool server as an MCP server (streamable HTTP, stateless), for any MCP client.
+"""``POST /mcp``: serve the tools to MCP clients (streamable HTTP, stateless).
 
-The official SDK speaks the protocol; what a request meets before it, and how a tool is run, is the same as for ``POST
-/get_observation``: host check, key, bounds, queue, deadline, the replica that owns the trajectory, each step once.
+The official SDK implements the protocol. Host check, API key, limits, queue, deadline, routing to the trajectory's
+replica, and running each step once work as for ``POST /get_observation``.
 
-A call's trajectory is named by the headers ``x-verl-tool-trajectory`` and ``x-verl-tool-step``, or in its ``_meta`` by
-``verl-tool/trajectory`` and ``verl-tool/step``. A call that names none is a trajectory of its own.
+A call names its trajectory and step by the headers ``x-verl-tool-trajectory`` and ``x-verl-tool-step``, or by
+``verl-tool/trajectory`` and ``verl-tool/step`` in its ``_meta``. A call without them is a trajectory of its own.
 """
 
 from __future__ import annotations
@@ -51,31 +51,34 @@ REWARD_META = "verl-tool/reward"
 """In the `_meta` of a result: the tool's reward for the call."""
 
 _MARGIN_SECONDS = 5.0
-"""Beyond the time of the tool, for the SDK."""
+"""Time for the SDK, in addition to that of the tool."""
 _EXCHANGE = "verl_tool.mcp"
-"""Entry of a scope: its `_Exchange`."""
+"""Key of the `_Exchange` in an ASGI scope."""
 _DATA_URI = re.compile(r"data:(?P<type>[a-z]+/[\w.+-]+);base64,(?P<data>[A-Za-z0-9+/=\s]*)")
 
 
 @dataclass
 class _Exchange:
-    """One request, as the SDK's handlers need it."""
+    """What the SDK's handlers need of one request."""
 
     app: ToolServerApp
     headers: Mapping[bytes, bytes]
     refusal: HttpError | None = None
-    """What to answer in place of what the SDK makes of it."""
+    """Replaces the SDK's answer."""
 
 
 class McpEndpoint:
-    """The route of one app. The SDK is loaded at the first request, beside the event loop."""
+    """The route of one app. The SDK is imported in a thread, at the first request."""
 
     def __init__(self) -> None:
         self._server: Server[Any] | None = None
 
     async def answer(self, app: ToolServerApp, request: Request) -> Response:
-        """The SDK's answer. Raises HttpError: 400 if the body is not JSON, 501 if the SDK is not installed, 503 if the
-        queue is full, 504 after the app's deadline."""
+        """Return the SDK's answer.
+
+        Raises HttpError: 400 if the body is not JSON, 501 if the SDK is not installed, 503 if the queue is full, 504
+        after the app's deadline.
+        """
         try:
             await decoded(decode_request_json, request.body)
         except BadJsonError as error:
@@ -100,14 +103,14 @@ class McpEndpoint:
                 raise HttpError(501, "mcp_missing", words) from None
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-        # One for each request: stateless, it keeps nothing from one to the next, and nothing of it outlives its task.
+        # One for each request: a stateless manager stores nothing, and its tasks end with the request.
         manager = StreamableHTTPSessionManager(self._server, json_response=True, stateless=True)
         async with manager.run():
             await manager.handle_request(scope, collected.receive, collected.send)
 
 
 class _Collected:
-    """A request's body for the SDK, and the answer that it sends."""
+    """Feeds the body of a request to the SDK, and collects the SDK's answer."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
@@ -117,7 +120,7 @@ class _Collected:
 
     async def receive(self) -> dict[str, Any]:
         if self._body is None:
-            # Whoever serves the request cancels its work when the client leaves.
+            # The HTTP server cancels this when the client disconnects.
             await asyncio.Event().wait()
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
@@ -147,7 +150,7 @@ def _scope(request: Request, exchange: _Exchange) -> dict[str, Any]:
 
 def _new_server() -> Server[Any]:
     """Raises ImportError if the SDK is not installed."""
-    import mcp.server.streamable_http_manager  # noqa: F401  # what requests need, loaded with the rest
+    import mcp.server.streamable_http_manager  # noqa: F401  # needed by requests: load it in this thread too
     from mcp.server.lowlevel import Server
 
     return Server(
@@ -156,7 +159,7 @@ def _new_server() -> Server[Any]:
             f"Name the trajectory of your calls by the header {TRAJECTORY_HEADER} or by {TRAJECTORY_META} in _meta, "
             f"and number its steps from 0 by {STEP_HEADER} or {STEP_META}: a repeated step runs once."
         ),
-        # No tool has arguments that are mirrored into headers, for which alone the SDK wants the schema.
+        # The SDK needs the schema only for arguments that are mirrored into headers, and no tool has any.
         get_tool_input_schema=lambda name: None,
         on_list_tools=_list_tools,
         on_call_tool=_call_tool,
@@ -190,14 +193,14 @@ def _exchange_of(context: Any) -> _Exchange:
 
 
 def _step_request(exchange: _Exchange, meta: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> StepRequest:
-    """The call as a step of its trajectory. Raises MCPError that names the value at fault."""
+    """Convert a call to a step of its trajectory. Raises MCPError that names the wrong value."""
     tool = exchange.app.toolset.tool(name)
     if tool is None:
         known = ", ".join(tool.name for tool in exchange.app.toolset.tools)
         raise _rejection(f"tool {excerpt(name)} is unknown; known: {known}")
     action = encode_json({"name": name, "arguments": arguments}).decode()
     if len(action) > MAX_ACTION_CHARACTERS:
-        raise _rejection(f"the call has {len(action)} characters; at most {MAX_ACTION_CHARACTERS} are taken")
+        raise _rejection(f"the call has {len(action)} characters; at most {MAX_ACTION_CHARACTERS} are accepted")
     trajectory = _one_of(exchange.headers, TRAJECTORY_HEADER, meta, TRAJECTORY_META)
     step = _step_number(_one_of(exchange.headers, STEP_HEADER, meta, STEP_META))
     if trajectory is None:
@@ -213,23 +216,21 @@ def _step_request(exchange: _Exchange, meta: Mapping[str, Any], name: str, argum
 
 
 def _one_of(headers: Mapping[bytes, bytes], header: str, meta: Mapping[str, Any], key: str) -> Any:
-    """What a header or an entry of ``_meta`` says; None if neither is there. Raises MCPError if they differ."""
-    raw, reported = headers.get(header.encode()), meta.get(key)
+    """Return the value of a header or of a key in ``_meta``, None without both. Raises MCPError if they differ."""
+    raw, in_meta = headers.get(header.encode()), meta.get(key)
     if raw is None:
-        return reported
+        return in_meta
     try:
         text = raw.decode()
     except UnicodeDecodeError:
         raise _rejection(f"the header {header} is not UTF-8") from None
-    if reported is not None and str(reported) != text:
-        raise _rejection(
-            f"the header {header} says {excerpt(text)} and _meta {key} {excerpt(reported)}; send one of them"
-        )
+    if in_meta is not None and str(in_meta) != text:
+        raise _rejection(f"the header {header} is {excerpt(text)} and _meta {key} {excerpt(in_meta)}; send one of them")
     return text
 
 
 def _step_number(value: Any) -> int | None:
-    """Raises MCPError if it is no number of a step."""
+    """Parse the number of a step. Raises MCPError if it is not a number, or out of range."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= len(str(MAX_STEP)):
         value = int(value)
     if value is None or (type(value) is int and 0 <= value <= MAX_STEP):
@@ -238,7 +239,7 @@ def _step_number(value: Any) -> int | None:
 
 
 def _describe(name: str, result: StepResult) -> CallToolResult:
-    """Raises MCPError for a fault, which is no answer of the tool; its data say whether the step may be sent again."""
+    """Convert a result. Raises MCPError for a fault; its data say whether the step may be sent again."""
     from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, CallToolResult, TextContent
 
     if result.fault is not None:
@@ -246,7 +247,7 @@ def _describe(name: str, result: StepResult) -> CallToolResult:
         wrong = fault.kind is FaultKind.BAD_REQUEST
         raise _error(INVALID_PARAMS if wrong else INTERNAL_ERROR, fault.message, fault.model_dump(mode="json"))
     if result.audio is not None:
-        raise _error(INTERNAL_ERROR, f"tool {name} answers with audio, which is not carried to MCP clients")
+        raise _error(INTERNAL_ERROR, f"tool {name} answers with audio, which is not sent to MCP clients")
     meta = {REWARD_META: result.reward, DONE_META: result.done or None}
     return CallToolResult(
         content=[TextContent(text=result.observation), *_images(name, result.image)],
@@ -256,7 +257,7 @@ def _describe(name: str, result: StepResult) -> CallToolResult:
 
 
 def _images(name: str, image: object) -> Sequence[ImageContent]:
-    """Raises MCPError if one is no part and no data URI."""
+    """Convert images. Raises MCPError if one is neither an `ImagePart` nor a data URI."""
     from mcp_types import INTERNAL_ERROR, ImageContent
 
     images = []
@@ -264,8 +265,8 @@ def _images(name: str, image: object) -> Sequence[ImageContent]:
         uri = to_wire(each) if isinstance(each, ImagePart) else each
         match = _DATA_URI.fullmatch(uri) if isinstance(uri, str) else None
         if match is None:
-            words = f"tool {name} answers with an image that is no data URI (data:image/png;base64,…)"
-            raise _error(INTERNAL_ERROR, f"{words} and cannot be carried")
+            words = f"tool {name} answers with an image that is not a data URI (data:image/png;base64,…)"
+            raise _error(INTERNAL_ERROR, f"{words} and cannot be sent")
         images.append(ImageContent(data=match["data"], mime_type=match["type"]))
     return images
 
