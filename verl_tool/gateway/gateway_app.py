@@ -45,7 +45,7 @@ _FINISHED = "the session was finished"
 _MAX_FINISHED = 64
 """Finished sessions that are kept, so that finishing can be repeated."""
 SESSIONS_PATH = "/sessions"
-_ONE_SESSION = f"{SESSIONS_PATH}/{{session_id}}"
+ONE_SESSION = f"{SESSIONS_PATH}/{{session_id}}"
 _PROBED = ("", "/api/hello", "/v1/models")
 _MAX_STOPS, _MAX_STOP_CHARACTERS = 16, 256
 _MAX_REWARD = 1e9
@@ -55,6 +55,13 @@ _IN_THREAD_BYTES = 256 << 10
 _SESSION_HEADER = b"x-session-id"
 _MESSAGES = MessagesDialect()
 DIALECTS: tuple[Dialect, ...] = (ChatDialect(), ResponsesDialect(), _MESSAGES)
+AGENT_ROUTES = (
+    *(("POST", dialect.path) for dialect in DIALECTS),
+    ("POST", "/v1/messages/count_tokens"),
+    ("GET", "/v1/models"),
+    *(("HEAD", path) for path in _PROBED),
+)
+"""What agents call, below a session's path, or with its key."""
 
 
 class GatewayOptions(BaseModel):
@@ -86,7 +93,7 @@ class Gateway:
         """An ASGI application of the gateway alone: agents call it by the path of their session, or by their key.
         for_agents: without the routes that open and finish sessions."""
         routes = [
-            *(self._model_routes(_ONE_SESSION) if for_agents else self.routes()),
+            *(self._model_routes(ONE_SESSION) if for_agents else self.routes()),
             *self._model_routes(""),
             ("GET", HEALTH_PATH, self._health),
             ("HEAD", "/", self._probe),
@@ -135,10 +142,10 @@ class Gateway:
         """Routes below ``/sessions``, for another application too."""
         return [
             ("POST", SESSIONS_PATH, self._open),
-            ("GET", _ONE_SESSION, self._show),
-            ("DELETE", _ONE_SESSION, self._delete),
-            ("POST", f"{_ONE_SESSION}/finish", self._finish),
-            *self._model_routes(_ONE_SESSION),
+            ("GET", ONE_SESSION, self._show),
+            ("DELETE", ONE_SESSION, self._delete),
+            ("POST", f"{ONE_SESSION}/finish", self._finish),
+            *self._model_routes(ONE_SESSION),
         ]
 
     def _model_routes(self, prefix: str) -> list[tuple[str, str, Handler]]:
@@ -249,7 +256,7 @@ class Gateway:
 
     def _session(self, request: Request) -> AgentSession:
         """The session of an agent's request: by path, by `X-Session-ID`, or by its API key."""
-        key = _key_of(request)
+        key = key_of(request)
         if "session_id" in request.path_params:
             return self._by_id(request)
         named = request.headers.get(_SESSION_HEADER, b"").decode("latin-1")
@@ -269,7 +276,7 @@ class Gateway:
 
     def _check_admin(self, request: Request) -> None:
         key = self.options.admin_key
-        if key is not None and not hmac.compare_digest(_key_of(request).encode(), key.encode()):
+        if key is not None and not hmac.compare_digest(key_of(request).encode(), key.encode()):
             message = "opening, reading and finishing sessions needs the gateway's admin key as bearer token"
             raise HttpError(401, "unauthorized", message)
 
@@ -342,7 +349,8 @@ def _words(error: BaseException) -> str:
     return str(error) if isinstance(error, VerlToolError) else f"the engine failed: {type(error).__name__}"
 
 
-def _key_of(request: Request) -> str:
+def key_of(request: Request) -> str:
+    """The API key that an agent sent, as OpenAI's clients or Anthropic's do; empty without one."""
     bearer = request.headers.get(b"authorization", b"").decode("latin-1")
     return bearer.removeprefix("Bearer ") or request.headers.get(b"x-api-key", b"").decode("latin-1")
 
