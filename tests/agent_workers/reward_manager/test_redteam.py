@@ -198,7 +198,7 @@ def test_rows_of_ones_own_and_managers_of_verls_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [(None, "there is no file"), ("x = 1", "it has none"), ("import no_such_module", "cannot be imported")],
+    [(None, "does not exist"), ("x = 1", "it has none"), ("import no_such_module", "cannot be imported")],
 )
 def test_what_cannot_be_attacked_is_told(tmp_path: Path, text: str | None, words: str) -> None:
     mine = tmp_path / "mine.py"
