@@ -15,7 +15,7 @@ from eval_service.episode_flags import merged_options
 from eval_service.model.tokenizer import load_tokenizer
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.row import REWARD_COLUMNS
-from verl_tool.agent_workers.reward_manager.grading.cli_inputs import options_of
+from verl_tool.agent_workers.reward_manager.grading.cli_inputs import parse_options
 from verl_tool.agent_workers.reward_manager.grading.manager_process import GradedCase, graded_in_child
 from verl_tool.checks import RELIED_ON, examine, examine_agents_model, examine_rows
 from verl_tool.checks.finding import Finding, Severity
@@ -189,7 +189,7 @@ class Examination:
             return []
         written = self._of_config
         own = {} if written is None or self.reward_manager is not None else dict(written.reward_options)
-        options = own | options_of(self.reward_options)
+        options = own | parse_options(self.reward_options)
         cases += gold_cases(rows)
         graded: list[GradedCase] = []
         for each in graded_in_child(self._manager, options, cases, GRADING_SECONDS):
