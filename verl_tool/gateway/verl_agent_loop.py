@@ -7,6 +7,8 @@ Written for verl 0.9.0 and 0.9.1.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 import weakref
 from collections.abc import Mapping
@@ -27,7 +29,9 @@ from verl_tool.verification import verification_of
 class _Host:
     """The gateway of a worker process, and its agent programs."""
 
-    def __init__(self, model: SessionModel, settings: GatewaySettings) -> None:
+    def __init__(self, model: SessionModel, settings: GatewaySettings, maximum: int | None) -> None:
+        """maximum: of programs that run at a time."""
+        self.slots = contextlib.nullcontext() if maximum is None else asyncio.Semaphore(maximum)
         self.session_options = settings.session
         self.gateway = Gateway(model, GatewayOptions(max_sessions=1 << 16, idle_seconds=math.inf))
         self.agents = AgentHost(self.gateway.app(for_agents=True), settings.program)
@@ -72,20 +76,21 @@ class GatewayAgentLoop(VerlToolAgentLoop):
         task = AgentTask.of_row(raw_prompt, files, verification_of(row.get("reward_model"), where), where)
         host = self._host()
         await host.agents.start()
-        sampling = {**sampling_params, **host.session_options.sampling}
-        session = host.gateway.open_session(host.session_options.model_copy(update={"sampling": sampling}))
-        generator = self._worker.generator
-        generator.begin(session.id, int(priority), self._seed(row, index, int(global_steps), int(priority)))
+        async with host.slots:
+            sampling = {**sampling_params, **host.session_options.sampling}
+            session = host.gateway.open_session(host.session_options.model_copy(update={"sampling": sampling}))
+            generator = self._worker.generator
+            generator.begin(session.id, int(priority), self._seed(row, index, int(global_steps), int(priority)))
 
-        async def finish() -> FinishedSession:
-            rollout = await session.finish()
-            host.gateway.sessions.pop(session.id, None)
-            return FinishedSession(rollout, session.num_requests)
+            async def finish() -> FinishedSession:
+                rollout = await session.finish()
+                host.gateway.sessions.pop(session.id, None)
+                return FinishedSession(rollout, session.num_requests)
 
-        try:
-            record = await host.agents.run(session, task, finish)
-        finally:
-            use = generator.end(session.id)
+            try:
+                record = await host.agents.run(session, task, finish)
+            finally:
+                use = generator.end(session.id)
         return await self._outputs(record, use, row, index, int(global_steps), self._worker.formats.all)
 
     def _host(self) -> _Host:
@@ -97,5 +102,7 @@ class GatewayAgentLoop(VerlToolAgentLoop):
             model = SessionModel.create(
                 *(worker.generator, worker.tokenizer, worker.formats.all, int(limit)), end_token_ids=end_token_ids
             )
-            host = _hosts[self.server_manager] = _Host(model, GatewaySettings.of_config(self.config))
+            host = _hosts[self.server_manager] = _Host(
+                model, GatewaySettings.of_config(self.config), worker.options.max_concurrent_trajectories
+            )
         return host
