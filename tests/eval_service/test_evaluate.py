@@ -287,3 +287,43 @@ async def test_rows_with_images_are_asked_and_reported_with_what_the_model_saw(t
     for image in (one, two, picture(2, (3, 2))):
         assert (tmp_path / f"out/images/{image.sha256}.png").read_bytes() == image.data
     assert this.problems[0].digest != replace(this.problems[0], images=(two, one)).digest
+
+
+# Agents
+
+
+def test_the_agent_of_the_command_line_has_the_settings_of_the_run(tmp_path: Path) -> None:
+    trained = ("gateway.program.command=[a]", "gateway.program.seconds=5", "gateway.session.max_turns=3")
+    folder = run_folder(tmp_path, *trained)
+    of_run = program._agent(None, "{}", folder)
+    assert of_run is not None
+    assert (of_run.program.command, of_run.program.seconds, of_run.session.max_turns) == (("a",), 5.0, 3)
+    options = '{"program": {"keep_files": ["x"]}, "session": {"policy": {"thoughts": "sent"}}}'
+    other = program._agent("sh -c 'echo ${HOME}' {task}", options, folder)
+    assert other is not None
+    assert other.program.command == ("sh", "-c", "echo ${HOME}", "{task}")
+    assert (other.program.seconds, other.program.keep_files) == (5.0, ("x",))
+    assert (other.session.max_turns, other.session.policy.thoughts, other.session.policy.edited) == (3, "sent", "adopt")
+
+
+@pytest.mark.parametrize(
+    ("agent", "options", "words"),
+    [
+        (None, '{"program": {"seconds": 5}}', "give --agent"),
+        ("a", '{"program": {"second": 5}}', "gateway.program.second"),
+        ("pi", '{"program": {"install": "/none"}}', "install_agents"),
+    ],
+)
+def test_settings_of_no_agent_are_named(agent: str | None, options: str, words: str) -> None:
+    assert program._agent(None, "{}", None) is None
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        program._agent(agent, options, None)
+
+
+def test_an_agent_needs_a_tokenizer(tmp_path: Path) -> None:
+    arguments = ["--data", str(data_file(tmp_path, RIGHT)), "--reward_manager", "calculator", "--agent", "a"]
+    app = program.typer.Typer()
+    app.command()(program.command)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "give --tokenizer" in result.output

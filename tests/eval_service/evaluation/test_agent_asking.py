@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from live_server import serve_asgi
 from real_templates import TEMPLATE_DIR
 from run_folders import run_folder
+from toy_tools import picture
 
 pytest.importorskip("openai")
 pytest.importorskip("verl")
@@ -38,6 +40,8 @@ from verl_tool.agent_loop.generators.verl_generator import EngineUse
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.verl.agent_loop import ToolLoopOutput, as_verl_outputs
 from verl_tool.content.packed_files import PackedFile, pack_files
+from verl_tool.content.parts import to_wire
+from verl_tool.errors import ConfigError
 from verl_tool.gateway.agent_host import PROGRAM
 from verl_tool.gateway.verl_agent_loop import make_agent_loop
 from verl_tool.sandbox.isolation.levels import Level, strongest
@@ -245,3 +249,32 @@ async def test_what_is_trained_is_what_is_sampled_and_evaluated(agent: str, tmp_
         assert endpoint.params[0][name] == training.params[0][name], name
     assert endpoint.params[0]["top_k"] == 7
     assert (summary.accuracy.value, summary.errors, record.correct) == (1.0, 0, True)
+
+
+async def test_a_program_that_never_calls_the_model_is_no_answer(tmp_path: Path) -> None:
+    folder, tokenizer = trained_on("program", tmp_path), qwen_tokenizer()
+    (tmp_path / "agent.py").write_text("print('it has no model')")
+    async with served(folder, EndpointEngine(tokenizer, "Done."), api_key="boss") as url:
+        this = evaluation(tmp_path, url, data_row())
+        this = replace(this, asking=replace(this.asking, api_key="boss"))
+        summary = await program.evaluate(this, reward_of_run(run_config(folder), None, {}), tokenizer)
+    [record] = read_records(tmp_path / "out/records.jsonl")
+    assert "exited with 0 without a request to the model; it printed: it has no model" in (record.error or "")
+    assert (summary.errors, summary.answers) == (1, 0)
+
+
+async def test_what_an_agent_cannot_be_evaluated_with_is_named(tmp_path: Path) -> None:
+    folder, tokenizer = trained_on("program", tmp_path), qwen_tokenizer()
+    (tmp_path / "out").mkdir()
+    engine = EndpointEngine(tokenizer, "Done.")
+    async with served(folder, engine, with_sessions=False) as url:
+        with pytest.raises(ConfigError, match="--num_models 1"):
+            await program.answers(evaluation(tmp_path, url, data_row()))
+    async with served(folder, engine, api_key="boss") as url:
+        this = evaluation(tmp_path, url, data_row())
+        with pytest.raises(ConfigError, match="api key"):
+            await program.answers(this)
+        prompt = [{"role": "user", "content": "<image>"}]
+        this = evaluation(tmp_path, url, data_row(prompt=prompt, images=[{"url": to_wire(picture(9))}]))
+        with pytest.raises(ConfigError, match="row 0 of the data"):
+            await program.answers(replace(this, asking=replace(this.asking, api_key="boss")))
