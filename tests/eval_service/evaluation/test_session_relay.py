@@ -67,7 +67,7 @@ async def test_an_answer_is_passed_on_and_recorded(stream: bool) -> None:
         else:
             answer = await relay.agent().chat.completions.create(model="m", messages=QUESTION)
         assert answer.choices[0].message.content == "Warm."
-        assert (await relay.rollout()).model_text == "Warm."
+        assert (await relay.rollout()).model_text == "Warm.<|im_end|>"
 
 
 async def test_an_agent_that_knows_its_key_only_finds_its_session() -> None:
