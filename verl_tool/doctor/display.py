@@ -162,7 +162,7 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
     yield Text(words, style="bold")
 
 
-def printprint_section(console: Console, title: str) -> None:
+def print_section(console: Console, title: str) -> None:
     """Print a heading."""
     console.print()
     console.print(Text(title, style="bold underline"))
