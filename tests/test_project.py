@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -120,10 +121,17 @@ LIGHT = (
 HEAVY = {"torch", "transformers", "verl", "vllm"}
 
 
+@cache
+def syntax_of(path: Path) -> ast.Module:
+    """Parse a file, once for all tests."""
+    return ast.parse(path.read_text())
+
+
+@cache
 def imported_packages(path: Path) -> set[str]:
     """What a file imports: modules, and names in them, which may be modules too."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(syntax_of(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -134,6 +142,7 @@ def imported_packages(path: Path) -> set[str]:
 RANKS = {package: rank for rank, row in enumerate(ROWS) for package in row}
 
 
+@cache
 def package_of(module: str) -> str | None:
     """The package of one of our modules; None for a module of somebody else's, and for `verl_tool` itself."""
     top, _, rest = module.partition(".")
@@ -252,7 +261,7 @@ ALLOWED = {"most_frequent_gold"} | {
 
 def identifiers(path: Path) -> Iterator[str]:
     """Names of a file's functions, classes and variables."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(syntax_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -272,7 +281,7 @@ def test_names_use_the_fields_words():
 def test_no_two_public_classes_have_one_name():
     places: dict[str, list[str]] = {}
     for path in sources():
-        for node in ast.parse(path.read_text()).body:
+        for node in syntax_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert not {name: files for name, files in places.items() if len(files) > 1}

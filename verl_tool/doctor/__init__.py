@@ -1,1 +1,1 @@
-"""Looks at a model, its tools and the data before a training: see `verl_tool.doctor.doctor_cli`."""
+"""Check a model, its tools and the data before a training. See `verl_tool.doctor.doctor_cli`."""

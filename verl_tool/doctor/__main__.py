@@ -1,6 +1,6 @@
-"""``python -m verl_tool.doctor``; see `command`."""
+"""``python -m verl_tool.doctor``. See `doctor_cli`."""
 
 from verl_tool.doctor.doctor_cli import app
 
-if __name__ == "__main__":  # the process that grades imports this module under another name
+if __name__ == "__main__":  # the grading process imports this module under another name
     app()

@@ -97,7 +97,7 @@ def _difference(was: AgentMessage, now: AgentMessage) -> str:
     if was.role is not now.role:
         return f"was of the {was.role.value}, and is of the {now.role.value}"
     texts = [each.text + "".join(f" [call {call.name} {call.arguments}]" for call in each.calls) for each in (was, now)]
-    start = len(commonprefix(texts))
+    start = len(commonprefix(texts))  # noqa: RUF071  (characters are what is compared)
     parts = [repr(text[max(0, start - 10) :][:_EXCERPT]) for text in texts]
     return f"of the {was.role.value} changed: {parts[0]} is {parts[1]}"
 

@@ -1,4 +1,4 @@
-"""A trajectory of the real loop in which the model writes what it is told to: one call, and an answer."""
+"""Run a trajectory of the real loop in which a scripted model writes one call and an answer."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ THOUGHT = "<think>"
 
 @dataclass(frozen=True)
 class Demonstration:
+    """The trajectory, and how its first turn was understood."""
+
     trajectory: Trajectory
     action_mask: tuple[int, ...]
     """1 on tokens of a call. [response_length]"""
     turn: str
     calls: tuple[Call, ...]
     end_reason: str
-    """The stop string or the token at which that turn ended; empty if it was cut."""
+    """The stop string or the token that ended this turn. Empty if it was cut."""
 
 
 class _Script:
-    """Writes its turns one after the other, as far as `max_tokens` goes."""
+    """Writes its turns one after the other, each up to `max_tokens`."""
 
     def __init__(self, turns: Sequence[Sequence[int]]) -> None:
         self._turns = [list(turn) for turn in turns]
@@ -48,7 +50,7 @@ class _Script:
 
 
 class StandIn:
-    """Answers every call by the same words, as a server would, where there are no tools."""
+    """Replaces missing tools. Answers every call with the same text, like a server."""
 
     def __init__(self, setup: Setup, words: str = "(the tool's answer)") -> None:
         self._setup, self._words = setup, words
@@ -70,12 +72,13 @@ class StandIn:
 
 
 async def demonstrate(setup: Setup, tools: Tools, row: Row | None = None, turn: str | None = None) -> Demonstration:
-    """Run one trajectory from the prompt of `row` (None: of a question), in which the model first writes `turn`.
+    """Run one trajectory from the prompt of `row`, or of a question if it is None. The model first writes `turn`.
 
-    A context that is not append-only is cut as early as it can be, so that the trajectory has several training rows.
-    `turn` None: the example call, or an answer if none is known. It is ended as a model would end it: by a stop string,
-    or by the end token that the chat template writes there. Raises ConfigError if options, template and formats do not
-    go together.
+    Without `turn`, it writes the example call, or an answer if there is none. The turn ends as that of a model: by a
+    stop string, or by the end token that the chat template writes there. A context that is not append-only is cut as
+    early as possible, so that the trajectory has several training rows.
+
+    Raises ConfigError if options, template and formats do not fit together.
     """
     example = setup.example.text if setup.example is not None else ANSWER
     text = example if turn is None else turn
@@ -108,7 +111,7 @@ async def demonstrate(setup: Setup, tools: Tools, row: Row | None = None, turn: 
 
 
 def _cut_early(options: EpisodeOptions) -> EpisodeOptions:
-    """The options with a context that is cut as soon as it can be, so that the cut is seen."""
+    """Return options with which the context is cut as early as possible, so that the cut is visible."""
     enough_turns = {"max_turns": max(options.max_turns, 2)}
     updates: dict[str, dict[str, int | None]] = {
         "window": {"context_turns": 1, "context_tokens": None, **enough_turns},
@@ -118,7 +121,7 @@ def _cut_early(options: EpisodeOptions) -> EpisodeOptions:
 
 
 def _ended(setup: Setup, text: str, *, behind_a_call: bool) -> tuple[list[int], str]:
-    """The end token that a model writes behind `text`, if it needs one, and what ends the turn, in words."""
+    """Return the end token that a model writes after `text`, if needed, and a description of the end of the turn."""
     tokenizer, stops = setup.tokenizer, setup.options.action_stop_tokens
     stop = next((stop for stop in stops if stop in text), None)
     if stop is not None and stopped_action(text, stops) is not None:
@@ -131,7 +134,7 @@ def _ended(setup: Setup, text: str, *, behind_a_call: bool) -> tuple[list[int], 
 
 
 def _end_token(setup: Setup, call: str | None) -> int | None:
-    """The end token that the chat template writes behind a call, or behind an answer; else any that is known."""
+    """Return the end token that the chat template writes after a call or after an answer, or else any known one."""
     if call is not None and setup.options.enable_mtrl:
         renderer = setup.renderer
         segments = renderer.next(setup.tokenizer.encode(call), renderer.parts("…"), find_calls(call, setup.formats))

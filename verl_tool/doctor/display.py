@@ -1,4 +1,4 @@
-"""What the doctor shows: tokens in the colour of their author, with their masks, and the findings."""
+"""Display of the doctor: tokens in the colour of their author, with their masks, and the findings."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _SEVERITIES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Seve
 _BORDER = "╎"
 _SEEN = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
 HEAD, TAIL = 120, 60
-"""Tokens that are shown of a longer prompt, at its beginning and its end."""
+"""Number of tokens to display at the beginning and the end of a long prompt."""
 
 
 def print_report(
     console: Console, setup: Setup, demonstration: Demonstration | None, findings: Sequence[Finding], *, whole: bool
 ) -> None:
-    """Print all of it. `whole`: prompts in full length. `demonstration` None: the findings stand in its way."""
+    """Print the report. With `whole`, prompts are not shortened. `demonstration` is None if findings prevented it."""
     console.print(heading(setup, sound=demonstration is not None))
     if demonstration is not None:
         prompt = demonstration.trajectory.prompt_ids
@@ -45,7 +45,7 @@ def print_report(
 
 
 def heading(setup: Setup, *, sound: bool) -> Group:
-    """The loop, the ends and the tools, a line each; not `sound`: the template cannot serve, and tells nothing."""
+    """Describe the loop, the ends of turns and the tools, one line each. Unless `sound`, the template is not used."""
     options = setup.options
     stops = ", ".join(map(repr, options.action_stop_tokens)) or "none"
     formats = ", ".join(options.formats) if options.formats is not None else "all built-in ones"
@@ -69,7 +69,7 @@ def heading(setup: Setup, *, sound: bool) -> Group:
 
 
 def prompt_tokens(ids: Sequence[int], tokenizer: Tokenizer, whole: bool) -> Text:
-    """The tokens of a prompt, the middle of a long one left out."""
+    """Display the tokens of a prompt, without the middle of a long one."""
     style = STYLES[Author.PROMPT]
     if whole or len(ids) <= HEAD + TAIL:
         return token_text(ids, tokenizer, style)
@@ -80,7 +80,7 @@ def prompt_tokens(ids: Sequence[int], tokenizer: Tokenizer, whole: bool) -> Text
 
 
 def call_lines(demonstration: Demonstration) -> RenderableType:
-    """The model's turn, where it ends, and the calls in it."""
+    """Display the model's turn, its end, and the calls in it."""
     turn = Text(textwrap.indent(demonstration.turn, "  "), style=STYLES[Author.MODEL])
     finished = demonstration.end_reason or "its limit of length"
     lines: list[RenderableType] = [turn, Text(f"The turn ends at {finished}.")]
@@ -108,8 +108,11 @@ def _describe(call: Call) -> Iterator[str]:
 
 
 def response_table(demonstration: Demonstration, tokenizer: Tokenizer, whole: bool = False) -> Table:
-    """The segments behind the prompt: author, mask of the loss, tokens. Tokens of a call are underlined. Where a
-    training row begins, what the model is fed there (`whole`: in full length)."""
+    """Make a table of the segments after the prompt: author, mask of the loss, tokens.
+
+    Tokens of calls are underlined. At the beginning of a training row, the table contains the model's input, which is
+    shortened unless `whole`.
+    """
     trajectory = demonstration.trajectory
     table = Table(show_lines=True)
     for name in ("written by", "mask", "n"):
@@ -138,7 +141,7 @@ def response_table(demonstration: Demonstration, tokenizer: Tokenizer, whole: bo
 
 
 def token_text(ids: Sequence[int], tokenizer: Tokenizer, style: str, marked: Sequence[int] = ()) -> Text:
-    """Tokens with a border between two; those that are `marked` by 1 are underlined. A line end is shown as ↵."""
+    """Display tokens with borders between them. Those `marked` by 1 are underlined. ↵ stands for a line end."""
     text = Text(overflow="fold")
     for number, token in enumerate(ids):
         if number:
@@ -149,7 +152,7 @@ def token_text(ids: Sequence[int], tokenizer: Tokenizer, style: str, marked: Seq
 
 
 def finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
-    """A paragraph for each finding, the weightiest first, and how many there are of each kind."""
+    """Yield a paragraph for each finding, the most severe first, and a line with their numbers."""
     order = list(Severity)
     for finding in sorted(findings, key=lambda each: order.index(each.severity)):
         label = Text(f"{finding.severity.value}: ", style=_SEVERITIES[finding.severity])
@@ -159,7 +162,7 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
     yield Text(words, style="bold")
 
 
-def printprint_section(console: Console, title: str) -> None:
+def print_section(console: Console, title: str) -> None:
     """Print a heading."""
     console.print()
     console.print(Text(title, style="bold underline"))

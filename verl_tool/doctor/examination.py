@@ -1,4 +1,4 @@
-"""One run of the command, from what it is given to what it shows."""
+"""One run of the doctor, from its arguments to the report."""
 
 from __future__ import annotations
 
@@ -37,13 +37,15 @@ from verl_tool.protocol import FILES_FIELD
 AGENT_SECONDS = 120.0
 """For an agent, which is killed then."""
 GRADING_SECONDS = 30.0
-"""For one answer; more is a hang."""
+"""Time limit to grade one answer."""
 _MODES = {"enable_mtrl", "action_stop_tokens", "enable_agent"}
-"""Options that say which loop it is; chat mode without any."""
+"""Options that select the loop, which is chat mode without any of them."""
 
 
 @dataclass(frozen=True)
 class Examination:
+    """The arguments of the command."""
+
     model: str | None = None
     config: Path | None = None
     chat_template: Path | None = None
@@ -63,9 +65,12 @@ class Examination:
     episode: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, console: Console, *, whole: bool = False) -> bool:
-        """Look, show, and tell whether there is no error. Raises VerlToolError if what is given cannot be used."""
+        """Run the checks and print the report. Return whether there is no error.
+
+        Raises VerlToolError for unusable arguments.
+        """
         setup, demonstration = self._setup(), None
-        _ = setup.prompts  # an unknown format, or tool, is no finding but a mistake of the command line
+        _ = setup.prompts  # an unknown format or tool is an error of the command line and not a finding
         of_rows = examine_rows(setup.rows, REWARD_COLUMNS if self._manager is not None else ())
         findings = [*self._of_files(), *of_rows, *self._of_reward(setup.rows)]
         row = setup.rows[self.row] if setup.rows else None
@@ -85,7 +90,7 @@ class Examination:
 
     @cached_property
     def options(self) -> EpisodeOptions:
-        """The flags, over those of the config. Raises ConfigError."""
+        """The options of the config, overridden by the flags. Raises ConfigError."""
         flags, written = dict(self.episode), self._of_config
         if written is None and not _MODES & set(flags):
             flags["enable_mtrl"] = True
@@ -126,7 +131,7 @@ class Examination:
             raise ConfigError("--tool_config has options for the tools of --tool_type; give that too")
         if self.tool_type is not None or own_url is not None or written is None:
             return ToolSource(self.tool_type, self.tool_config, self.options, api_key=api_key())
-        # A server that a run started itself ended with it.
+        # A server that a run started has ended with the run.
         return ToolSource(written.tool_type, None, self.options, written.tool_descriptions, api_key())
 
     @cached_property
@@ -175,7 +180,7 @@ class Examination:
         return self.reward_manager or (self._of_config.reward_manager if self._of_config is not None else None)
 
     def _of_files(self) -> Iterator[Finding]:
-        """What is wrong with a row of all of a file, as a training looks."""
+        """Check all rows of the files, as a training does."""
         for file in self._files:
             try:
                 check_rows(file, self._prompt_key)
@@ -183,7 +188,7 @@ class Examination:
                 yield Finding("columns_are_there", Severity.ERROR, str(error), "")
 
     def _of_reward(self, rows: tuple[Row, ...]) -> list[Finding]:
-        """Raises UnusableError if the manager cannot be made."""
+        """Check the reward manager. Raises UnusableError if it cannot be made."""
         cases = constant_cases(rows)
         if self._manager is None or not cases:
             return []

@@ -1,4 +1,4 @@
-"""What the command is given, as the checks want it: from flags, and from the config of a run."""
+"""Read the inputs of the checks, from flags and from the config of a run."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ from verl_tool.servers.tool_config import ToolConfig
 from verl_tool.servers.tools import load_tools
 
 ROWS = 200
-"""So many of each file are looked at, the first ones."""
+"""Number of rows to check of each file."""
 CALL_SECONDS = 60.0
-"""For one call of a tool in this process."""
+"""Time limit for one call of a tool in this process."""
 
 
 @dataclass(frozen=True)
 class OfConfig:
+    """The inputs in the config of a run."""
+
     options: EpisodeOptions
     model: str
     chat_template: str | None
@@ -46,14 +48,14 @@ class OfConfig:
     reward_manager: str
     reward_options: Mapping[str, Any]
     tool_type: str | None
-    """Tools that can be made in this process; None: the run used a server, or tools of MCP servers too."""
+    """Tools that can be made in this process. None if the run used a server, or MCP servers."""
     tool_descriptions: tuple[ToolDescription, ...]
     gateway: GatewaySettings | None
     """Of a run of an agent program."""
 
 
 def read_config(path: Path) -> OfConfig:
-    """Of a run's folder, or of a config as a run leaves it there. Raises ConfigError."""
+    """Read the config in a run's folder, or a config file that a run wrote. Raises ConfigError."""
     config = run_config(path)
     try:
         model, data, reward = config.actor_rollout_ref.model, config.data, config.reward
@@ -81,7 +83,7 @@ def read_config(path: Path) -> OfConfig:
 
 
 def rows_in(files: Sequence[RowFile], prompt_key: str) -> tuple[Row, ...]:
-    """The first `ROWS` rows of each file. Raises ConfigError for one that is missing, empty, or of another kind."""
+    """Read the first `ROWS` rows of each file. Raises ConfigError if a file is missing, empty, or of another kind."""
     rows = []
     for file in files:
         if not file.path.is_file():
@@ -99,7 +101,7 @@ def rows_in(files: Sequence[RowFile], prompt_key: str) -> tuple[Row, ...]:
 
 
 def context_length(model: str, trust_remote_code: bool) -> int | None:
-    """Tokens that a model has positions for; None if its folder has no config that tells."""
+    """Return the number of positions of a model, None if it is not in the model's config."""
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code).get_text_config()
     except (OSError, ValueError):
@@ -115,13 +117,13 @@ class ToolSource:
     tool_type: str | None = None
     tool_config: str | None = None
     options: EpisodeOptions = field(default_factory=lambda: EpisodeOptions(enable_agent=False))
-    """Name the server, if the tools are on one."""
+    """Options of the loop, with the URL of the server if there is one."""
     known: tuple[ToolDescription, ...] = ()
-    """What a run was told of tools on a server that is not asked again; a stand-in answers for them."""
+    """Descriptions of tools in the record of a run. Their server is not used; a stand-in answers instead."""
     api_key: str | None = None
 
     def described(self) -> tuple[ToolDescription, ...]:
-        """What they are. Raises ConfigError if they cannot be made, or the server does not answer."""
+        """Describe the tools. Raises ConfigError if they cannot be made, or the server does not answer."""
         if self.tool_type is not None:
             return tuple(tool.describe() for tool in load_tools(self.tool_type, self._config()))
         if self.known or self.options.tool_server_url is None:
@@ -136,7 +138,7 @@ class ToolSource:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Tools | None]:
-        """The tools, for as long as the block runs; None if there are none. Raises VerlToolError if one cannot run."""
+        """Run the tools within the block, None if there are none. Raises VerlToolError if one cannot run."""
         if self.tool_type is not None:
             loaded = load_tools(self.tool_type, self._config(), {"workers": 1})
             async with InProcessTools(loaded, CALL_SECONDS) as tools:
@@ -153,5 +155,5 @@ class ToolSource:
 
 
 def api_key() -> str | None:
-    """That of the tool server, from the variable that servers read."""
+    """Return the key of the tool server, from the environment variable that servers read."""
     return os.environ.get("VERL_TOOL_API_KEY")

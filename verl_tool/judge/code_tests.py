@@ -1,8 +1,8 @@
-"""Tests of a solution's code, run in a sandbox: what is run there and what comes back.
+"""Test a solution's code in a sandbox: build the run, and read its verdicts.
 
-Many tests, one run. The solution runs in processes of its own inside that run, and the tests in a judge that it cannot
-reach (`inside/`): it can neither read the tests or the expected outputs nor write a verdict, and it only ever hands
-back plain values, which the judge compares. `assets/docs/judging.md` says what is and what is not protected.
+All tests of a solution run in one sandbox run. The solution runs in processes of its own, and the tests in a judge that
+it cannot reach (`inside/`). It cannot read the tests or the expected outputs, or write a verdict. It only returns plain
+values, which the judge compares. `assets/docs/judging.md` says what is and what is not protected.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ _MODULES = (
 )
 _PROGRAM = "import os, sys\nsys.path.insert(0, os.getcwd())\nimport judge\njudge.main()\n"
 _EQUAL = "__judge_equal__"
-"""The judge's own comparison of JSON values (`inside/testcase.py`)."""
+"""Name of the judge's comparison of JSON values (`inside/testcase.py`)."""
 START_SECONDS = 20.0
-"""Added to the run's limit for the start and the end of the judge, seconds."""
+"""Seconds for the start and the end of the judge, in addition to the limit of all tests."""
 
 
 @dataclass(frozen=True)
 class TestCall:
     """A call of one of the solution's functions with JSON values."""
 
-    __test__ = False  # pytest: this is no test class
+    __test__ = False  # not a test class of pytest
 
     function: str
     arguments: tuple[str, ...]
-    """As Python writes them."""
+    """Arguments as Python literals."""
     expected: tuple[str, ...]
-    """One of them is to come back. Lists and tuples are alike, as in JSON."""
+    """Accepted results as Python literals. Lists and tuples are equal, as in JSON."""
 
     def __str__(self) -> str:
         return f"{self.function}({', '.join(self.arguments)})"
 
     def test_of(self, solution: str) -> str:
-        """The test's text. A function that only a class ``Solution`` may have is called as a method of it."""
+        """Return the test as Python text. A function that is not at the top level is a method of ``Solution``."""
         is_method = not re.search(rf"^(async )?def {self.function}\b", solution, re.MULTILINE)
         owner = "Solution()." if is_method and re.search(r"^class Solution\b", solution, re.MULTILINE) else ""
         return f"assert {_EQUAL}({owner}{self}, {', '.join(self.expected)})"
@@ -61,22 +61,24 @@ class TestCall:
 
 @dataclass(frozen=True)
 class TestSuite:
+    """The tests of one problem."""
+
     __test__ = False
 
     tests: Sequence[str] = ()
-    """Python texts, ``assert f(1) == 2`` say. Each finds the solution's global names."""
+    """Python texts, for example ``assert f(1) == 2``. Each can use the solution's global names."""
     programs: Sequence[tuple[str, str]] = ()
-    """Stdin and expected stdout of the solution, run as a program."""
+    """Stdin and expected stdout of the solution, which is run as a program."""
     setup: str = ""
-    """Python text before each of `tests`: helper functions that the solution must not define for them."""
+    """Python text to run before each of `tests`: helper functions that the solution cannot replace."""
     calls: Sequence[TestCall] = ()
     strict: bool = False
-    """Whether programs and functions that are called run without the imports and the recursion limit that graders of
-    programming contests put before them, and programs must exit with 0 and print exactly what is expected."""
+    """Whether programs and called functions run without the usual imports and recursion limit of graders of programming
+    contests, and programs must exit with code 0 and print exactly the expected output."""
 
     @property
     def prelude(self) -> bool:
-        """Whether the solution finds the usual imports made, as graders of programming contests have it."""
+        """Whether the usual imports are made before the solution, as graders of programming contests do."""
         return bool(self.calls or self.programs) and not self.strict
 
     def __len__(self) -> int:
@@ -85,24 +87,26 @@ class TestSuite:
 
 @dataclass(frozen=True)
 class JudgeVerdict:
+    """The result of one test."""
+
     passed: bool
     reason: str
     """``passed``; ``assertion``; ``output`` (of a program); ``error`` (raised); ``time``; ``ended`` (the solution's
-    process died); ``load`` (the solution cannot be run at all); ``refused`` (the test compares or passes what is no
-    plain data); ``budget`` (the time for all tests was over); ``no verdict`` (the run was killed before)."""
+    process died); ``load`` (the solution cannot be run at all); ``refused`` (the test compares or passes something
+    other than plain data); ``budget`` (the time for all tests was over); ``no verdict`` (the run was killed before)."""
     detail: str = ""
     seen: tuple[tuple[str, str], ...] = ()
-    """Of a test that failed, if that was asked for: parts of the assertion and their values; or ``stdout`` and
-    ``stderr`` of the program. Each is cut."""
+    """For a failed test, if requested: parts of the assertion and their values, or ``stdout`` and ``stderr`` of the
+    program. Each is shortened."""
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """One `JudgeVerdict` a test, in the order of the suite: the tests, then the calls, then the programs."""
+    """One `JudgeVerdict` per test, in the order of the suite: the tests, then the calls, then the programs."""
 
     of: tuple[JudgeVerdict, ...]
     protected: bool
-    """Whether the sandbox kept the solution's processes from looking into the judge."""
+    """Whether the sandbox prevented the solution's processes from inspecting the judge."""
 
     @property
     def pass_rate(self) -> float:
@@ -115,35 +119,39 @@ class Verdicts:
 
     @property
     def refused(self) -> int:
-        """Tests that ask for what no plain data can answer: they fail whatever the solution is."""
+        """Number of tests that need more than plain data, and so fail for every solution."""
         return sum(verdict.reason == "refused" for verdict in self.of)
 
 
 class NoVerdict(Exception):
-    """The judge did not run: the infrastructure is to blame, not the solution."""
+    """The judge did not run, because of the infrastructure and not of the solution."""
 
 
 @dataclass(frozen=True)
 class JudgeRun:
-    """One run of the judge: what to run in a sandbox or send to `/run_code`, and how to read its answer."""
+    """One run of the judge: a program for a sandbox or `/run_code`, and the parser of its answer."""
 
     code: str
     stdin: str
     files: dict[str, str]
-    """The judge's modules, base64; `judge_modules` has them as they are."""
+    """The judge's modules in base64. `judge_modules` returns their bytes."""
     run_timeout: float
-    """Seconds for all of it."""
+    """Time limit of the whole run in seconds."""
     token: str
-    """Starts every line that the judge prints; the solution never sees it."""
+    """Beginning of every line that the judge prints. The solution never sees it."""
     tests: int
+    """Number of tests."""
 
     @classmethod
     def of(
         cls, solution: str, suite: TestSuite, test_seconds: float, total_seconds: float, max_display_chars: int = 0
     ) -> JudgeRun:
-        """`test_seconds`: for one test, loading the solution included. `total_seconds`: for all. `max_display_chars`:
-        most characters of all that verdicts tell as `seen`. Raises ValueError for an empty suite, which would pass
-        whatever it is given."""
+        """Build the run of a suite.
+
+        `test_seconds` is the limit of one test, including loading the solution, and `total_seconds` that of all.
+        `max_display_chars` is the total length of `seen` in the verdicts. Raises ValueError for an empty suite, which
+        would accept every solution.
+        """
         if len(suite) == 0:
             raise ValueError("there is no test; a solution cannot be judged without one")
         token = secrets.token_hex(16)
@@ -162,17 +170,17 @@ class JudgeRun:
         return cls(_PROGRAM, json.dumps(job), _encoded_modules(), total_seconds + START_SECONDS, token, len(suite))
 
     def verdicts(self, response: RunCodeResponse) -> Verdicts:
-        """What the judge found, from the answer of `/run_code`. Raises NoVerdict as `read` does."""
+        """Read the verdicts in an answer of `/run_code`. Raises NoVerdict like `read`."""
         ran = response.run_result
         if response.status == "SandboxError" or ran is None:
             raise NoVerdict(f"the sandbox did not run the tests: {response.message}")
         return self.read(ran.stdout or "", ran.stderr or "", f"{ran.status}, exit code {ran.return_code}")
 
     def read(self, stdout: str, stderr: str, ended: str) -> Verdicts:
-        """What the judge found, from what it wrote. Tests without a verdict (the run was killed) have failed.
+        """Read the verdicts in the output of the judge. Tests without a verdict, after the run was killed, have failed.
 
-        `ended`: how the run ended, in words. Raises NoVerdict if the judge had not begun: then no line of the solution
-        was run either.
+        `ended` describes the end of the run. Raises NoVerdict if the judge did not start, and so the solution was not
+        run either.
         """
         lines = self._lines(stdout)
         if not lines or not lines[0].get("ready"):
@@ -183,7 +191,7 @@ class JudgeRun:
 
     def _lines(self, stdout: str) -> list[dict[str, Any]]:
         marked = (line.partition(" ") for line in stdout.splitlines())
-        # A run that is killed may leave half a line behind.
+        # A killed run may leave a partial line.
         return [json.loads(text) for token, _, text in marked if token == self.token and text.endswith("}")]
 
 
@@ -194,15 +202,14 @@ def _verdict(line: Mapping[str, Any]) -> JudgeVerdict:
 
 @lru_cache(maxsize=1)
 def judge_modules() -> dict[str, bytes]:
-    """The files that lie beside the judge's program: its modules, and what a sandbox with this Python need not compile
-    at each run. Another one does."""
+    """Return the judge's modules, and their bytecode for sandboxes with the same version of Python."""
     sources = {name: (_JUDGE / name).read_bytes() for name in _MODULES}
     tag = sys.implementation.cache_tag
     return {**sources, **{f"__pycache__/{name[:-3]}.{tag}.pyc": _pyc(name, text) for name, text in sources.items()}}
 
 
 def _pyc(name: str, source: bytes) -> bytes:
-    """A module as Python's cache holds it, not to be compared with the file (PEP 552)."""
+    """Compile a module as in Python's cache, without a check against the file (PEP 552)."""
     unchecked = (1).to_bytes(4, "little")
     code = marshal.dumps(compile(source, name, "exec", dont_inherit=True, optimize=0))
     return MAGIC_NUMBER + unchecked + source_hash(source) + code
@@ -214,27 +221,28 @@ def _encoded_modules() -> dict[str, str]:
 
 
 def suite_in(given: Any, max_tests: int, strict: bool = False) -> TestSuite:
-    """The tests in a problem's data, at most `max_tests` of them. `strict`: as of `TestSuite`.
+    """Read the tests in a problem's data, at most `max_tests` of them. For `strict` see `TestSuite`.
 
     `given` is one of these, or its JSON text:
 
     - a list of Python texts with assertions;
-    - ``{"tests": [...], "programs": [[stdin, stdout], ...], "setup": ""}``, with any of the first two and, or without,
-      a text of helper functions that the tests use and the solution must not define for them;
+    - ``{"tests": [...], "programs": [[stdin, stdout], ...], "setup": ""}``, with at least one of the first two. The
+      optional setup contains helper functions that the tests use and the solution cannot replace;
     - ``{"inputs": [...], "outputs": [...]}``: stdin and stdout of programs, each a text or a list of lines;
-    - the same with ``"fn_name"``: arguments and values of a function, as APPS, TACO and LiveCodeBench have them;
-    - ``{"input": [...], "output": [...]}``, as CodeContests has it;
+    - the same with ``"fn_name"``: arguments and results of a function, as in APPS, TACO and LiveCodeBench;
+    - ``{"input": [...], "output": [...]}``, as in CodeContests;
     - a list of ``{"input": ..., "output": ...}``, with ``"testtype"`` (LiveCodeBench, DeepCoder: ``stdin`` or
-      ``functional``) or ``"type"`` (PrimeIntellect: ``stdin_stdout`` or ``function_call``), or an object that has it as
-      ``"test_cases"``. The function's name is there as ``"fn_name"``, or as ``"func_name"`` of the ``"metadata"``.
+      ``functional``) or ``"type"`` (PrimeIntellect: ``stdin_stdout`` or ``function_call``), or an object with this list
+      as ``"test_cases"``. The function's name is ``"fn_name"``, or ``"func_name"`` in the ``"metadata"``.
 
-    Raises ValueError if it is none of them, holds no test, or one that cannot fail.
+    Raises ValueError if it has another form, contains no test, or a test that cannot fail.
     """
     value = _decoded(given)
     if not isinstance(value, Mapping):
         value = _of_list(_listed(value))
     if "test_cases" in value:
-        value = {**_of_list(_listed(_decoded(value["test_cases"])), value.get("fn_name")), **_without_cases(value)}
+        setup = {"setup": value["setup"]} if "setup" in value else {}
+        value = {**_of_list(_listed(_decoded(value["test_cases"])), value.get("fn_name")), **setup}
     tests = tuple(map(_test, _listed(value.get("tests"))))[:max_tests]
     calls, programs = _of_pairs(value if _is_pairs(value) else _decoded(value.get("inputs_outputs")))
     programs = [_pair(each) for each in _listed(value.get("programs"))] + programs
@@ -249,13 +257,8 @@ def _is_pairs(value: Mapping[str, Any]) -> bool:
     return any(name in value for name in ("inputs", "outputs", "input", "output"))
 
 
-def _without_cases(value: Mapping[str, Any]) -> dict[str, Any]:
-    """What else stands beside ``test_cases``: nothing that names tests."""
-    return {name: value[name] for name in ("setup",) if name in value}
-
-
 def _of_list(items: list[Any], function: Any = None) -> Mapping[str, Any]:
-    """The object that says the same as a list of tests: of texts, of cases, or of one text that holds an object."""
+    """Convert a list of tests (texts, cases, or one text with an object) to an equivalent object."""
     if len(items) == 1 and isinstance(items[0], str) and items[0].lstrip().startswith("{"):
         only = _decoded(items[0])
         return only if isinstance(only, Mapping) and not _is_case(only) else _of_cases([only], function)
@@ -268,11 +271,11 @@ def _is_case(item: Any) -> bool:
 
 
 _CALLED = {"functional": True, "function_call": True, "stdin": False, "stdin_stdout": False, "": False}
-"""How a case is tested, by its ``testtype`` or ``type``."""
+"""Whether a case is a call of a function, by its ``testtype`` or ``type``."""
 
 
 def _of_cases(cases: list[Any], function: Any) -> dict[str, Any]:
-    """``inputs`` and ``outputs`` of a list of cases. Raises ValueError if one is of another form than the first."""
+    """Convert a list of cases to ``inputs`` and ``outputs``. Raises ValueError if they have different forms."""
     unknown = next((case for case in cases if not _is_case(case)), None)
     if unknown is not None:
         raise ValueError(f"{str(unknown)[:80]!r} is no test: a case needs an 'input' and an 'output'")
@@ -296,20 +299,20 @@ def _function_of(case: Mapping[str, Any]) -> Any:
 
 
 def _test(text: Any) -> str:
-    """A Python text that may fail. Raises ValueError."""
+    """Check that a Python text can fail. Raises ValueError."""
     if not isinstance(text, str):
         raise ValueError(f"a test is a Python text with assertions, not {str(text)[:80]!r}")
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return text  # the judge says what is wrong with it
+        return text  # the judge reports the error
     if not any(isinstance(node, ast.Assert | ast.Call | ast.Raise) for node in nodes):
         raise ValueError(f"the test {text[:80]!r} cannot fail: it holds no assertion and calls nothing")
     return text
 
 
 def _of_pairs(pairs: Any) -> tuple[list[TestCall], list[tuple[str, str]]]:
-    """Calls, if there is a ``fn_name``, or programs."""
+    """Read pairs as calls if there is a ``fn_name``, and as programs otherwise."""
     if pairs is None:
         return [], []
     if not isinstance(pairs, Mapping):
@@ -377,7 +380,7 @@ def _calls(function: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> list
 
 
 def _arguments(given: Any) -> list[Any]:
-    """A list of them; of a text a line of JSON each, or Python's own writing, or the text itself."""
+    """Read arguments from a list, or from a text with a line of JSON each, Python literals, or a single string."""
     if not isinstance(given, str):
         return _with_whole_keys(_listed(given))
     try:
@@ -391,8 +394,10 @@ def _arguments(given: Any) -> list[Any]:
 
 
 def _with_whole_keys(arguments: list[Any]) -> list[Any]:
-    """JSON has texts as keys only. As APPS and all that came of it do, those of a first argument are whole numbers if
-    they can be."""
+    """Convert the keys of a first argument to integers if possible, since JSON has strings as keys only.
+
+    APPS and the data sets derived from it do the same.
+    """
     first, *rest = arguments or [None]
     if not isinstance(first, Mapping):
         return arguments
@@ -410,7 +415,7 @@ def _json_or_text(text: str) -> Any:
 
 
 def _literal(value: Any) -> str:
-    """A JSON value as Python writes it; NaN and the infinities, which have no literal, as ``1e999`` makes them."""
+    """Write a JSON value as Python literal, and NaN and the infinities, which have none, with ``1e999``."""
     if isinstance(value, float) and not math.isfinite(value):
         return "(1e999 - 1e999)" if math.isnan(value) else f"{'-' * (value < 0)}1e999"
     try:

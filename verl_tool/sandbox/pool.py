@@ -187,7 +187,7 @@ class SandboxPool:
             self._run_slots,
             self._enforcer,
             workers=self._workers_requested,
-            most=self._max_sessions,
+            max_sessions=self._max_sessions,
             memory_bytes=self._session_memory,
             fair_share=self._fair_share,
         )

@@ -39,7 +39,7 @@ _UID_BASE = 1 << 29
 _UIDS = 1 << 9
 """Each service has a uid of its own, like runs (`worker`)."""
 _UNMAPPED_UID = 65534
-"""How a user of an empty user namespace appears (/proc/sys/kernel/overflowuid)."""
+"""Uid of a user in an empty user namespace (/proc/sys/kernel/overflowuid)."""
 _USER = "sandbox"
 _WORK = "/box/work"
 _INHERITED = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LANG")
@@ -194,7 +194,7 @@ class ServiceSandbox:
         command: list[str],
         readable: list[str],
         procs_files: list[int],
-    ) -> dict[str, object]:
+    ) -> dict[str, Any]:
         """Return the settings that `inside.service` reads."""
         assert self._interpreter is not None
         folder = bubblewrap.place(os.path.dirname(self._interpreter.executable))
@@ -218,7 +218,7 @@ class ServiceSandbox:
 
 
 def _user_files(uid: int) -> dict[str, str]:
-    """Names of the program's user and group, without which some programs do not start."""
+    """Return files that name the program's user and group, which some programs need to start."""
     number = uid or _UNMAPPED_UID
     return {
         "/etc/passwd": f"{_USER}:x:{number}:{number}::{_WORK}:/bin/sh\n",
@@ -227,7 +227,7 @@ def _user_files(uid: int) -> dict[str, str]:
 
 
 def _readable_fd(files: contextlib.ExitStack, text: str) -> int:
-    """A descriptor that `text` can be read from while `files` is open."""
+    """Return a descriptor from which `text` can be read while `files` is open."""
     file = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  (closed by `files`)
     file.write(text.encode())
     file.seek(0)

@@ -1,1 +1,1 @@
-"""The public web: search providers, pages, what was answered before. Knows nothing of tools."""
+"""The public web: search providers, pages, and a store of answers. Independent of tools."""

@@ -1,7 +1,7 @@
-"""Which addresses of the internet may be connected to: public ones, as they were looked up and not as a name says.
+"""Allow connections to public addresses only.
 
-A model, or a page that it reads, names any host. What such a host leads to is looked up once, checked, and that very
-address is connected to, so that a name which changes its address in between (DNS rebinding) gains nothing.
+A model, or a page that it reads, can name any host. The name is resolved once, the address is checked, and the
+connection uses this same address. This protects against names that change their address in between (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 class ForbiddenAddress(OSError):
-    """A host that leads to an address which is not public."""
+    """The address of a host is not public."""
 
 
 def is_public(address: Address) -> bool:
-    """Whether `address` is one of the public internet's: none of a private network, this machine, a link, a cloud's
-    metadata service, a group, nor one in which such an address is embedded."""
+    """Return whether `address` belongs to the public internet.
+
+    False for private networks, this machine, link-local addresses (such as a cloud's metadata service), multicast, and
+    IPv6 addresses that embed one of these.
+    """
     if isinstance(address, IPv6Address):
         of_it = IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address.ipv4_mapped
         if of_it is not None:
@@ -35,13 +38,15 @@ def is_public(address: Address) -> bool:
 
 
 def anything(address: Address) -> bool:
-    """In place of `is_public`, where private addresses are meant to be read."""
+    """Accept every address. Replaces `is_public` where private addresses are allowed."""
     return True
 
 
 def check_literal(host: str, allowed: Callable[[Address], bool]) -> None:
-    """Refuse a host that is written as an address and may not be connected to. Names are for `CheckedResolver`. Raises
-    ForbiddenAddress, also for what only some programs take for an address, such as ``127.1`` and ``2130706433``."""
+    """Check a host that is written as an address. Host names are checked by `CheckedResolver`.
+
+    Raises ForbiddenAddress, also for forms that only some programs accept, such as ``127.1`` and ``2130706433``.
+    """
     if ":" not in host and not host.replace(".", "").isdigit():
         return
     try:
@@ -53,7 +58,7 @@ def check_literal(host: str, allowed: Callable[[Address], bool]) -> None:
 
 
 class CheckedResolver(AbstractResolver):
-    """Looks names up, and refuses those of which an address is not allowed. `inner`: what looks up."""
+    """Resolves names with `inner`, and rejects those with an address that is not allowed."""
 
     def __init__(self, allowed: Callable[[Address], bool] = is_public, inner: AbstractResolver | None = None) -> None:
         self._allowed = allowed
@@ -62,7 +67,7 @@ class CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """Raises ForbiddenAddress, and OSError if there is no such name."""
+        """Resolve a name. Raises ForbiddenAddress, and OSError if the name does not exist."""
         found = await self._inner.resolve(host, port, family)
         for each in found:
             if not self._allowed(ip_address(each["host"].partition("%")[0])):

@@ -1,9 +1,9 @@
-"""Answers that were paid or waited for once: shared by many processes on disk, and recorded for replay.
+"""Store answers of slow or paid services on disk, for many processes and for replay.
 
-One file an answer, ``FOLDER/ab/cdef….json``, named by the SHA-256 of its request and put there by renaming. So any
-number of processes and nodes may read and write one folder without a lock, on a network file system too; SQLite, and
-libraries over it such as ``diskcache``, have one writer at a time and are not safe there. A file says what was asked
-and when, and is removed like any other.
+Each answer is a file, ``FOLDER/ab/cdef….json``, named by the SHA-256 of its request and written by renaming. Any number
+of processes and nodes can use a folder without a lock, also on a network file system. SQLite and libraries based on it,
+such as ``diskcache``, allow one writer at a time and are not safe there. A file contains the request and its time, and
+may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from typing import Any
 from verl_tool.errors import StartError, VerlToolError
 
 REMEMBERED, REMEMBERED_SECONDS = 128, 600.0
-"""Answers that a process keeps in memory, and how long: an episode that comes back gets the same one."""
+"""Number of answers that a process stores in memory, and for how long. An episode that repeats a request soon gets the
+same answer."""
 log = logging.getLogger(__name__)
 
 Request = Mapping[str, Any]
-"""What was asked, as JSON. It holds no key or password: it is written to disk."""
+"""A request as JSON. It must not contain keys or passwords, since it is written to disk."""
 
 
 class NotRecorded(VerlToolError):
-    """No answer to this request was recorded, and nothing else may be asked."""
+    """No answer to this request was recorded, and the service must not be asked in a replay."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class _Remembered:
 
 
 class AnswerStore:
-    """Use it in one event loop; `close` it there.
+    """A store of answers, to be used and closed in one event loop.
 
-    `folder`: where answers are kept; None keeps them in memory only. `max_age_seconds`: an older answer is asked for
-    again. `replay`: answer from `folder` alone, whatever the age.
+    `folder` is the folder of answers. With None, they are stored in memory only. An answer older than `max_age_seconds`
+    is requested again. With `replay`, all answers come from `folder`, whatever their age.
     """
 
     def __init__(self, folder: Path | None, max_age_seconds: float | None = None, replay: bool = False) -> None:
@@ -56,7 +57,7 @@ class AnswerStore:
         self._asked: dict[str, asyncio.Task[Any]] = {}
 
     def start(self) -> None:
-        """See that the folder can be used. Raises StartError."""
+        """Check that the folder is usable. Raises StartError."""
         if self._folder is None:
             return
         if self._replay:
@@ -72,16 +73,17 @@ class AnswerStore:
             raise StartError(f"the cache {self._folder} cannot be written: {error}") from error
 
     async def close(self) -> None:
-        """Stop what is being asked."""
+        """Cancel the requests in progress."""
         tasks = list(self._asked.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def answer(self, request: Request, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """The answer to `request`, from here or by `ask`; those who want the same at one time wait for one `ask`.
+        """Return the answer to `request` from the store, or from `ask`. Equal concurrent requests share one `ask`.
 
-        What `ask` returns is JSON and is kept; what it raises is not. Raises NotRecorded, and as `ask`.
+        The answer of `ask` must be JSON and is stored. Raises NotRecorded, and the errors of `ask`, which are not
+        stored.
         """
         key = hashlib.sha256(_canonical(request)).hexdigest()
         found = self._remembered.get(key)
@@ -92,7 +94,7 @@ class AnswerStore:
             task = asyncio.create_task(self._get(key, request, ask))
             self._asked[key] = task
             task.add_done_callback(lambda done: self._done(key, done))
-        # Whoever asked first may be cancelled: the others still wait.
+        # If the first caller is cancelled, the others still get the answer.
         return await asyncio.shield(task)
 
     async def _get(self, key: str, request: Request, ask: Callable[[], Awaitable[Any]]) -> Any:
@@ -123,7 +125,7 @@ class AnswerStore:
         return self._folder / key[:2] / f"{key[2:]}.json"
 
     def _read(self, key: str) -> dict[str, Any] | None:
-        """What is recorded, unless it is too old or was cut off when a machine went down."""
+        """Read a record. None if there is none, it is too old, or it was cut off by a crash of the machine."""
         path = self._path(key)
         try:
             found = json.loads(path.read_bytes())
@@ -145,7 +147,7 @@ class AnswerStore:
             new.write_text(content, encoding="utf-8", errors="replace")
             os.replace(new, path)
         except OSError as error:
-            # The answer is there all the same; it is not kept.
+            # The caller gets the answer, but it is not stored.
             log.warning("%s cannot be written: %s", path, error)
             new.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Getting a page of the web: within limits of time and size, and from public addresses only."""
+"""Fetch pages of the web, within limits of time and size, and from public addresses only."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MAX_REDIRECTS = 5
 MAX_URL_CHARACTERS = 2000
 CONNECT_SECONDS = 10.0
 KNOWN_HOST = "example.org"
-"""Looked up to see whether this machine has a network when another name could not be."""
+"""Resolved to find out whether this machine has a network, after another name could not be resolved."""
 KEEP_ALIVE_SECONDS = 3.0
 _REDIRECTS = (301, 302, 303, 307, 308)
 _BUSY = (429, 503)
 _LONGEST_PAUSE = 10.0
-"""Seconds that a busy site is waited for, once."""
+"""Maximum time in seconds to wait for a busy site, once."""
 _HTML = ("text/html", "application/xhtml+xml")
 _TEXT = ("application/json", "application/xml", "application/ld+json", "application/rss+xml", "application/atom+xml")
 _WITHOUT_SCHEME = re.compile(r"[\w-]+(\.[\w-]+)*\.[a-z]{2,}(:\d+)?([/?#].*)?", re.IGNORECASE)
@@ -36,14 +36,14 @@ _WITHOUT_SCHEME = re.compile(r"[\w-]+(\.[\w-]+)*\.[a-z]{2,}(:\d+)?([/?#].*)?", r
 
 @dataclass(frozen=True)
 class FileKinds:
-    """Which kinds of files are read."""
+    """Kinds of files that are read."""
 
     accept: str
-    """The header by which a server is asked for them."""
+    """Value of the header ``accept``."""
     types: tuple[str, ...]
     """Media types, or their beginnings up to the slash."""
     words: str
-    """What a refusal says."""
+    """End of the error message for other kinds."""
 
     def takes(self, kind: str) -> bool:
         return kind in self.types or f"{kind.partition('/')[0]}/" in self.types
@@ -56,26 +56,26 @@ IMAGES = FileKinds("image/*", ("image/",), "only images can be read")
 
 
 class PageUnavailableError(Exception):
-    """There is no page to read; the message says why, for the model."""
+    """There is no page to read. The message gives the model the reason."""
 
     def __init__(self, message: str, lasting: bool = True) -> None:
         super().__init__(message)
         self.lasting = lasting
-        """Whether another try would most likely fail in the same way."""
+        """Whether a retry would probably fail in the same way."""
 
 
 @dataclass(frozen=True)
 class Page:
     url: str
-    """After all redirects."""
+    """URL after all redirects."""
     is_html: bool
     charset: str | None
-    """As the server told it."""
+    """Charset in the server's headers."""
     body: bytes
 
 
 class PageClient:
-    """A pool of connections. Use it in one event loop; `close` it there."""
+    """A pool of connections, to be used and closed in one event loop."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class PageClient:
         resolver: AbstractResolver | None = None,
         wanted: FileKinds = PAGES,
     ) -> None:
-        """`max_bytes`: of a page, decompressed. `resolver`: what looks names up, in place of the system's. `wanted`:
-        what is read."""
+        """`max_bytes` limits a decompressed page. `resolver` replaces that of the system. `wanted` are the kinds of
+        files to read."""
         self._wanted = wanted
         self._allowed: Callable[[Address], bool] = anything if allow_private_addresses else is_public
         self._user_agent = user_agent
@@ -99,7 +99,7 @@ class PageClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        """Close all connections. Doing so twice is no error."""
+        """Close all connections. May be called repeatedly."""
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
@@ -109,8 +109,11 @@ class PageClient:
         return self._given or aiohttp.ThreadedResolver()
 
     async def get(self, address: str, seconds: float) -> Page:
-        """The page at `address`, which must be there within `seconds`. Raises PageUnavailableError for all that a page,
-        its server or its address may be the cause of, and ToolFault if this machine has no network."""
+        """Fetch the page at `address` within `seconds`.
+
+        Raises PageUnavailableError for any failure caused by the page, its server or its address, and ToolFault if this
+        machine has no network.
+        """
         url = checked_url(address)
         try:
             return await asyncio.wait_for(self._follow(url), seconds)
@@ -133,7 +136,7 @@ class PageClient:
         raise PageUnavailableError(f"more than {MAX_REDIRECTS} redirects")
 
     async def _once(self, url: URL) -> Page | URL | _Busy:
-        """The page, where to go instead, or that the site is busy."""
+        """Make one request. Return the page, the target of a redirect, or `_Busy`."""
         try:
             check_literal(url.host or "", self._allowed)
             async with self._open().get(url, allow_redirects=False) as response:
@@ -167,7 +170,7 @@ class PageClient:
         return Page(str(url), kind in _HTML, response.charset, content)
 
     async def _check_network(self) -> None:
-        """Raises ToolFault if no name can be looked up here: that is no page's doing."""
+        """Raise ToolFault if this machine cannot resolve any name, which is not the fault of a page."""
         try:
             await self._looks_up.resolve(KNOWN_HOST)
         except OSError as error:
@@ -198,13 +201,13 @@ class PageClient:
 class _Busy:
     status: int
     seconds: float
-    """Until it should be asked again."""
+    """Time to wait before a retry."""
 
 
 def checked_url(address: str, base: URL | None = None) -> URL:
-    """`address` (relative to `base`, if there is one) as a URL to connect to, without its fragment.
+    """Parse `address`, relative to `base` if given, as a URL, and remove its fragment.
 
-    An address without a scheme, such as ``example.org/a``, is taken for one of https. Raises PageUnavailableError.
+    An address without a scheme, such as ``example.org/a``, gets the scheme https. Raises PageUnavailableError.
     """
     text = address.strip()
     if len(text) > MAX_URL_CHARACTERS:
@@ -226,7 +229,7 @@ def checked_url(address: str, base: URL | None = None) -> URL:
 
 
 def _unreached(error: aiohttp.ClientConnectorError) -> PageUnavailableError:
-    """What a connection that was not made tells the model."""
+    """Convert a failure to connect to an error with a message for the model."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return PageUnavailableError("its certificate is not valid")
     if isinstance(error, aiohttp.ClientSSLError):

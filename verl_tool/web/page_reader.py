@@ -1,4 +1,4 @@
-"""The readable text of a page. HTML is parsed in the sandbox: a page may be made to break its reader, or to slow it."""
+"""Extract the readable text of a page. HTML is parsed in the sandbox, since a page may attack its parser."""
 
 from __future__ import annotations
 
@@ -14,30 +14,33 @@ from verl_tool.sandbox import Level, Limits, SandboxPool
 from verl_tool.web.page_client import Page, PageUnavailableError
 
 READ_SECONDS = 20.0
-"""Wall time for one page, of which the processor's is a fraction of a second."""
+"""Limit of wall time for one page, which needs only a fraction of a second of CPU time."""
 _MEMORY_BYTES = 1 << 30
 _OUTPUT_BYTES = 16 << 20
 _LONGEST_TEXT = 500_000
-"""Characters that are read of a page that is no HTML; as `inside.read_page` has it of others."""
+"""Maximum number of characters of a page that is not HTML. `inside.read_page` has the same limit for HTML."""
 _SLOW_CODECS = ("punycode", "idna", "undefined")
 _PROGRAM = resources.files("verl_tool.web.inside").joinpath("read_page.py").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class Readable:
-    """What there is to read on a page."""
+    """The readable content of a page."""
 
     url: str
-    """After all redirects."""
+    """URL after all redirects."""
     title: str
     text: str
-    """Markdown, if the page was HTML."""
+    """Markdown if the page was HTML."""
     links: tuple[tuple[str, str], ...]
-    """Words and address of each."""
+    """Text and address of each link."""
 
 
 def new_pool(workers: int | None, required_level: Level) -> SandboxPool:
-    """A pool whose processes have the parser loaded; not started. Raises StartError if it is not installed."""
+    """Make a pool whose processes import the parser, without starting it.
+
+    Raises StartError if the parser is not installed.
+    """
     if find_spec("trafilatura") is None:
         raise StartError("pages are read with trafilatura, which is not installed: source scripts/env.sh web")
     limits = Limits(
@@ -53,7 +56,10 @@ def new_pool(workers: int | None, required_level: Level) -> SandboxPool:
 
 
 async def readable(page: Page, pool: SandboxPool) -> Readable:
-    """Raises PageUnavailableError if the page breaks its reader, and SandboxError if the sandbox fails."""
+    """Extract the text of a page.
+
+    Raises PageUnavailableError if the page breaks the parser, and SandboxError if the sandbox fails.
+    """
     if not page.is_html:
         return Readable(page.url, "", _decoded(page), ())
     head = json.dumps({"url": page.url, "charset": page.charset}).encode()
@@ -66,7 +72,7 @@ async def readable(page: Page, pool: SandboxPool) -> Readable:
 
 
 def _decoded(page: Page) -> str:
-    """Its first characters. Codecs that are written in Python may take minutes for what a page can hold."""
+    """Decode the beginning of a page, without codecs written in Python, which may take minutes for a malicious page."""
     body, charset = page.body[: 4 * _LONGEST_TEXT], page.charset or "utf-8"
     try:
         name = codecs.lookup(charset).name

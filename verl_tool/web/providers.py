@@ -1,4 +1,4 @@
-"""Search providers: what each is asked, and how its answer is read.
+"""Requests to search providers, and parsing of their answers.
 
 Sources, as of November 2026: serper.dev's playground and OpenAPI; Brave's "Web search" reference; Tavily's "Search" and
 "Errors"; Bright Data's "SERP API" (Bing); SearXNG's "Search API".
@@ -18,11 +18,11 @@ _SPACES = re.compile(r"\s+")
 
 
 class OddAnswer(Exception):
-    """An answer that is not of the provider's form; the message says what is missing."""
+    """An answer does not have the provider's format. The message says what is missing."""
 
 
 class FailedEngines(Exception):
-    """A metasearch engine that found nothing because those it asks failed."""
+    """A metasearch engine found nothing because the engines that it uses failed."""
 
 
 @dataclass(frozen=True)
@@ -34,22 +34,22 @@ class WebHit:
 
 @dataclass(frozen=True)
 class Wish:
-    """What is searched for, and how."""
+    """Parameters of a search."""
 
     query: str
     count: int
-    """Pages wanted."""
+    """Maximum number of pages."""
     location: str
-    """Country, two letters."""
+    """Country, as two letters."""
     language: str
-    """Such as ``en``."""
+    """Language, such as ``en``."""
     zone: str
-    """Bright Data's name for what was subscribed to."""
+    """Name of the subscription at Bright Data."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One HTTP request. The key is not in it."""
+    """One HTTP request, without the key."""
 
     path: str
     body: Mapping[str, Any] | None = None
@@ -62,20 +62,20 @@ class Ask:
 @dataclass(frozen=True)
 class Provider:
     url: str
-    """Its address; empty if everybody has one of his own."""
+    """URL of the service, empty if each user has one of their own."""
     key_variables: tuple[str, ...]
-    """Environment variables that may hold the key; none if it needs no key."""
+    """Environment variables that may contain the key, empty if it needs no key."""
     key_header: str
-    """Where the key goes; a bearer token in ``authorization``."""
+    """Header for the key, which is a bearer token in ``authorization``."""
     query_characters: int
-    """The longest query that it takes."""
+    """Maximum number of characters of a query."""
     query_words: int
-    """As many words may it have."""
+    """Maximum number of words of a query."""
     max_hits: int
-    """Of one request."""
+    """Maximum number of hits of one request."""
     ask: Callable[[Wish], Ask]
     read: Callable[[Any], list[WebHit]]
-    """Raises OddAnswer and FailedEngines."""
+    """Parses an answer. Raises OddAnswer and FailedEngines."""
 
 
 def _ask_serper(wish: Wish) -> Ask:

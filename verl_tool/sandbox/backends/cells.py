@@ -1,4 +1,4 @@
-"""The Python state of a container: our end of what `cell_server` runs in it."""
+"""The Python state of a container: the client of `cell_server`, which runs in it."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ _NO_PYTHON = (126, 127)
 
 
 class Cells:
-    """Starts the server at the first cell."""
+    """Runs cells in the container. The server is started for the first one."""
 
     def __init__(self, container: Container) -> None:
         self._container = container
         self._server: asyncio.subprocess.Process | None = None
         self._mark = ""
         self._cancelled = False
-        """The state was given up with a call that was cancelled, and no result has told so yet."""
+        """Whether the state was lost by a cancelled call, and no result has reported it yet."""
 
-    def refused(self, limit: str) -> CellResult:
+    def exhausted(self, limit: str) -> CellResult:
+        """Return the result of a cell that is not run because a limit is used up."""
         return self._result({"state": "kept", "timed_out": False, "wall_seconds": 0.0}, limit)
 
     async def run(self, code: str, stdin: bytes, interactive: bool, counted: bool, seconds: float) -> CellResult:
-        """See `Container.run`. Raises SandboxError if the image has no python3, ToolFault if the container is gone."""
+        """Run a cell for `Container.run`. Raises SandboxError without python3, ToolFault after the container's end."""
         request = self._request(code, stdin, interactive, counted, seconds)
         if self._server is not None and self._server.returncode is not None:
             return await self._lost(self._server)
@@ -55,7 +56,7 @@ class Cells:
         except (asyncio.TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
             return await self._lost(self._server, seconds if isinstance(error, asyncio.TimeoutError) else None)
         except BaseException:
-            # What it says of this cell later must not be taken for the next one's.
+            # A late answer about this cell must not be mistaken for that of the next one.
             self._cancelled = True
             await asyncio.shield(self.stop())
             raise
@@ -72,8 +73,10 @@ class Cells:
         }
 
     async def _start(self) -> asyncio.subprocess.Process:
-        """A server that has run a cell of ours: what befalls it later is the doing of the model's cells. Raises
-        SandboxError if the image has no python3, or one that runs no cell; ToolFault if the container is gone."""
+        """Start a server and run a first cell, so that later failures are due to the model's cells.
+
+        Raises SandboxError if the image's python3 is missing or cannot run cells, ToolFault if the container has ended.
+        """
         self._mark = secrets.token_hex(8)
         arguments = self._container.exec_arguments(self._mark, {}, wire.WORK_DIRECTORY, "--interactive")
         command = ("python3", "-u", "-c", _source())
@@ -90,7 +93,7 @@ class Cells:
                 await end(server)
         if answer.get("state") == "kept":
             return server
-        await self._container.look()
+        await self._container.check()
         if server.returncode in _NO_PYTHON:
             raise SandboxError("the image has no python3, which cells need", retryable=False)
         words = f"exit code {server.returncode}" if not answer else f"the cell's state was {answer['state']}"
@@ -99,12 +102,12 @@ class Cells:
         )
 
     async def stop(self) -> None:
-        """End the server; the state is lost."""
+        """End the server. The state is lost."""
         await self.hang_up()
         await self._container.kill(self._mark)
 
     async def hang_up(self) -> None:
-        """Let go of the server; what runs in the container is not ended by it."""
+        """Disconnect from the server, without ending its processes in the container."""
         server, self._server = self._server, None
         if server is not None:
             await end(server)
@@ -120,11 +123,11 @@ class Cells:
         return answer
 
     async def _lost(self, server: asyncio.subprocess.Process, seconds: float | None = None) -> CellResult:
-        """The server is gone, or did not answer in so many seconds."""
+        """Return the result of a cell whose server has exited, or did not answer within `seconds`."""
         timed_out = seconds is not None
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(server.wait(), 1.0)
-        await self._container.look()
+        await self._container.check()
         await self.stop()
         answer = {"state": "lost", "timed_out": timed_out, "wall_seconds": seconds or 0.0}
         return self._result(answer, "wall_seconds" if timed_out else None)

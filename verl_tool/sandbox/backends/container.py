@@ -1,12 +1,12 @@
-"""A trajectory's workspace as a container, by the command line of docker or podman.
+"""A trajectory's workspace as a container, with the command line of docker or podman.
 
     async with Container(ContainerSettings("docker", "python:3.12-slim"), SessionLimits()) as container:
         result = await container.exec("ls -l")
 
-It has no network, a read-only root, two writable folders in memory (the work folder and /tmp), no capabilities, and no
-environment of ours. It lives as long as a process of the command line whose stdin is a pipe of ours: when this process
-ends, in whatever way, the pipe closes, and the container ends and is removed (``--rm``). The image needs ``bash`` and
-the usual file tools, ``tar`` for `upload` and `download`, ``python3`` for cells, ``stty`` for a clean terminal.
+It has no network, a read-only root, two writable folders in memory (the work folder and /tmp), no capabilities, and
+none of the server's environment variables. The container runs until its stdin, a pipe of this process, is closed. When
+this process ends for any reason, the container ends too and is removed (``--rm``). The image needs ``bash`` and the
+usual file tools, ``tar`` for `upload` and `download`, ``python3`` for cells, and ``stty`` for a clean terminal.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from verl_tool.sandbox.limits import SessionLimits
 from verl_tool.sandbox.result import CellResult, RunResult, written
 
 LABEL = "verl-tool=workspace"
-"""Of every container, so that they can be found: ``docker ps --filter label=verl-tool``."""
+"""Label of every container. ``docker ps --filter label=verl-tool`` lists them."""
 _START_SECONDS = 120.0
-"""An image that is not there yet may have to be pulled."""
+"""Time to start a container, which may include pulling its image."""
 _OWN_SECONDS = 20.0
-"""For what the command line itself does: to remove a container, to end a command."""
+"""Time for the command line itself, for example to remove a container or to end a command."""
 _MARGIN_SECONDS = 10.0
-"""Of a command beside its own time: to get into the container and out."""
+"""Time for a command to enter and leave the container, in addition to its own time."""
 _OWN_PROCESSES = 8
-"""That are not the model's: the init process, what the container lives by, what runs cells."""
+"""Number of processes that are not the model's: the init process, the main process, and those that run cells."""
 _MAX_USER_PROCESSES = 1 << 14
-"""What a command line may allow its containers is less than what this process may, and cannot be asked for."""
+"""Maximum for ``--ulimit nproc``. The engine's limit may be lower than that of this process, and cannot be queried."""
 _USER = "65534:65534"
 _CANNOT_RUN = 126
 _READY = b"ready\n"
 _ALIVE = f"printf '{_READY.decode().strip()}\\n'; exec cat > /dev/null"
 COMMAND_VARIABLE = "VERL_TOOL_COMMAND"
 _BEGIN = 'printf "%s\\n" "$0" >&2 && exec "$@"'
-"""Says that a command begins: what has not said so, the command line has not run, and its words are not a program's."""
+"""Reports on stderr that a command starts. Without the report, stderr contains an error of the command line itself."""
 _KILL = """
 for try in 1 2 3; do
     for folder in /proc/[0-9]*; do
@@ -62,7 +62,7 @@ for try in 1 2 3; do
     done
 done
 """
-"""Kills the processes whose environment has ``$1``. Those that have dropped it are left, and end with the container."""
+"""Kills the processes with ``$1`` in their environment. Those that removed it run until the container ends."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ContainerSettings:
     """``docker`` or ``podman``, or another program that understands the same arguments."""
     image: str
     cpus: float = 1.0
-    """CPU time a second, of all its processes together."""
+    """Maximum CPU time per second, for all processes together."""
 
     def __post_init__(self) -> None:
         if not self.image or self.image.startswith("-"):
@@ -81,16 +81,16 @@ class ContainerSettings:
 
 
 class Container:
-    """One container. `start` and `stop` it, or use it as a context manager; see `WorkspaceSandbox`."""
+    """One container. Call `start` and `stop`, or use it as a context manager. See `WorkspaceSandbox`."""
 
     def __init__(self, settings: ContainerSettings, limits: SessionLimits) -> None:
-        """Nothing is started yet. Raises ConfigError if there is no such command line."""
+        """Store the settings. Raises ConfigError if the command line does not exist."""
         self.engine = ContainerEngine(settings.command)
         self.name = f"verl-tool-{secrets.token_hex(8)}"
         self._settings, self.limits = settings, limits
         self._lock = asyncio.Lock()
         self._life: asyncio.subprocess.Process | None = None
-        """What the container lives as long as."""
+        """Process of the command line that ends with the container."""
         self._lost = "the container has not been started"
         self._stopping: asyncio.Task[None] | None = None
         self._cells = Cells(self)
@@ -105,7 +105,7 @@ class Container:
         await self.stop()
 
     async def start(self) -> None:
-        """Raises SandboxError if the container cannot be started."""
+        """Start the container. Raises SandboxError if that fails."""
         try:
             self._life = await self.engine.start(*self._run_arguments())
             assert self._life.stdout is not None
@@ -130,7 +130,7 @@ class Container:
     close = stop
 
     def touch(self) -> None:
-        """A container does not look after its own idle time."""
+        """Do nothing: containers have no idle time."""
 
     async def exec(
         self,
@@ -159,11 +159,14 @@ class Container:
         wall_seconds: float | None = None,
         counted: bool = True,
     ) -> CellResult:
-        """A cell of Python, by the image's own python3. As of `Session.run`, but that stdout stands before stderr in
-        `output`, and that processes which a cell leaves behind run on until the container ends."""
+        """Run a cell of Python with the image's python3.
+
+        Differences to `Session.run`: in `output`, stdout precedes stderr, and processes that a cell leaves running are
+        not ended before the container.
+        """
         async with self._turn():
             if self._wall >= self.limits.total_wall_seconds:
-                return self._cells.refused("total_wall_seconds")
+                return self._cells.exhausted("total_wall_seconds")
             return await self._cells.run(code, encode(stdin), interactive, counted, self.wall_left(wall_seconds))
 
     async def spawn(
@@ -183,7 +186,7 @@ class Container:
         return program
 
     async def fork(self) -> Container:
-        """Raises SandboxError: neither command line can copy a container whose processes run."""
+        """Raise SandboxError, since neither engine can copy a running container."""
         raise SandboxError(f"a container of {self.engine.command} cannot be forked", retryable=False)
 
     async def read_file(self, path: str) -> bytes:
@@ -211,37 +214,39 @@ class Container:
     async def download(self, source: str, target: Path) -> None:
         await transfer.download(self, source, target)
 
-    # What the parts of a container use.
+    # Methods for the parts of a container:
 
     def require(self) -> None:
-        """Raises ToolFault ``state_lost`` if it is gone."""
+        """Raise ToolFault ``state_lost`` if the container has ended."""
         if not self._lost and self._life is not None and self._life.returncode is not None:
             self._lost = f"the container {self.name} has ended"
         if self._lost:
             raise ToolFault(FaultKind.STATE_LOST, self._lost, retryable=False)
 
-    def wall_left(self, wanted: float | None) -> float:
+    def wall_left(self, requested: float | None) -> float:
         left = self.limits.total_wall_seconds - self._wall
-        return max(0.01, min(self.limits.wall_seconds if wanted is None else wanted, left))
+        return max(0.01, min(self.limits.wall_seconds if requested is None else requested, left))
 
     def exec_arguments(self, mark: str, env: Mapping[str, str], cwd: str, *options: str) -> list[str]:
-        """``exec`` and its options, for a command whose processes `kill` finds by `mark`."""
+        """Return the arguments of ``exec`` for a command whose processes `kill` finds by `mark`."""
         variables = {COMMAND_VARIABLE: mark, **env}
         named = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
         return ["exec", *options, "--workdir", _absolute(cwd), *named, self.name]
 
     async def inside(
-        self, command: Sequence[str], stdin: bytes, seconds: float, env: Mapping[str, str], cwd: str, most: int
+        self, command: Sequence[str], stdin: bytes, seconds: float, env: Mapping[str, str], cwd: str, max_bytes: int
     ) -> Ran:
-        """Run a command in the container; one whose time is up is killed with what it has started. One that no program
-        can be given has the exit code of a shell, 126. Raises ToolFault ``state_lost`` if the container has ended,
-        SandboxError if the command line did not run it."""
+        """Run a command in the container. After `seconds`, it is killed with all processes that it started.
+
+        The exit code is 126, as in a shell, if the arguments cannot be passed to a program. Raises ToolFault
+        ``state_lost`` if the container has ended, and SandboxError if the command line did not run the command.
+        """
         mark = secrets.token_hex(8)
         started = f"{mark}\n".encode()
         arguments = [*self.exec_arguments(mark, env, cwd, "--interactive"), "bash", "-c", _BEGIN, mark, *command]
         whole = False
         try:
-            ran = await self.engine.run(arguments, seconds=seconds, stdin=stdin, most=most)
+            ran = await self.engine.run(arguments, seconds=seconds, stdin=stdin, max_bytes=max_bytes)
             whole = ran.code is not None
         except OSError as error:
             whole, reason = True, os.strerror(error.errno or errno.EINVAL).encode()
@@ -250,14 +255,14 @@ class Container:
             if not whole:
                 await asyncio.shield(self.kill(mark))
         if not ran.stderr.startswith(started):
-            await self.look()
+            await self.check()
             complaint = ran.stderr[:300].decode(errors="replace").strip() or "nothing"
             words = f"{self.engine.command} exec did not run a command; it says {complaint!r}"
             raise SandboxError(words, retryable=True)
         return replace(ran, stderr=ran.stderr[len(started) :], stderr_bytes=ran.stderr_bytes - len(started))
 
     async def kill(self, mark: str) -> None:
-        """Kill the processes of a command. If that fails, the container is stopped."""
+        """Kill the processes of a command, or else stop the container."""
         script = ["bash", "-c", _KILL, "bash", f"{COMMAND_VARIABLE}={mark}"]
         ran = await self.engine.run([*self.exec_arguments("", {}, "/"), *script], seconds=_OWN_SECONDS)
         if ran.code is None:
@@ -265,12 +270,12 @@ class Container:
             self.stop_soon()
 
     def stop_soon(self) -> None:
-        """In a task of its own."""
+        """Stop the container in a task."""
         if self._stopping is None:
             self._stopping = asyncio.get_running_loop().create_task(self._stop())
 
-    async def look(self) -> None:
-        """See whether it still runs commands. Raises ToolFault ``state_lost`` if not."""
+    async def check(self) -> None:
+        """Run an empty command. Raises ToolFault ``state_lost`` if that fails."""
         arguments = [*self.exec_arguments("", {}, "/"), "bash", "-c", ":"]
         ran = await self.engine.run(arguments, seconds=_OWN_SECONDS)
         if ran.code != 0:
@@ -319,9 +324,9 @@ class Container:
             *("--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes)),
             *("--pids-limit", str(limits.processes + _OWN_PROCESSES), "--cpus", f"{self._settings.cpus:g}"),
             *("--ulimit", f"nofile={limits.open_files}:{limits.open_files}"),
-            # One --ulimit replaces all that the command line would set by itself: without this one podman asks for more
-            # processes than a machine without CAP_SYS_RESOURCE gives. It counts those of all containers together, for
-            # they have one user: what bounds one container is --pids-limit.
+            # One --ulimit replaces all defaults of the engine. Without this one, podman requests more processes than
+            # are allowed without CAP_SYS_RESOURCE. It counts the processes of all containers, which share a user. The
+            # limit of one container is --pids-limit.
             *("--ulimit", f"nproc={_user_processes()}:{_user_processes()}"),
             *("--tmpfs", f"{wire.WORK_DIRECTORY}:{folder}", "--tmpfs", f"/tmp:{folder}"),
             *("--workdir", wire.WORK_DIRECTORY, "--env", f"HOME={wire.WORK_DIRECTORY}", "--env", "TMPDIR=/tmp"),
@@ -330,7 +335,7 @@ class Container:
 
 
 def _user_processes() -> int:
-    """As many processes of one user as this process may allow a program."""
+    """Return the maximum number of processes per user that this process can allow."""
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     return _MAX_USER_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _MAX_USER_PROCESSES)
 

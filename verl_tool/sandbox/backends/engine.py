@@ -1,4 +1,4 @@
-"""The ``docker`` or ``podman`` command line: one process a command, with a deadline and bounded output."""
+"""Run the ``docker`` or ``podman`` command line: one process per command, with a deadline and limited output."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ _PASSED = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CON
 _PASSED_PREFIXES = ("DOCKER_", "CONTAINER_", "CONTAINERS_", "PODMAN_")
 _READ_BYTES = 1 << 16
 _END_SECONDS = 5.0
-"""For a killed process to be gone."""
+"""Time for a killed process to exit."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What one command of the command line gave."""
+    """Result of one call of the command line."""
 
     code: int | None
-    """None if its time was up."""
+    """Exit code, None after the deadline."""
     stdout: bytes
-    """Up to the limit."""
+    """Content up to the limit."""
     stderr: bytes
     stdout_bytes: int
-    """In all."""
+    """Number of bytes written, including dropped ones."""
     stderr_bytes: int
 
 
 class ContainerEngine:
+    """The command line of a container engine."""
+
     def __init__(self, command: str) -> None:
-        """Raises ConfigError if there is no such program on PATH."""
+        """Find `command`. Raises ConfigError if there is no such program on PATH."""
         path = shutil.which(command)
         if path is None:
             raise ConfigError(f"there is no program {command!r} on PATH; install it, or set backend to 'sandbox'")
@@ -44,9 +46,12 @@ class ContainerEngine:
     async def start(
         self, *arguments: str, streams: tuple[int, int, int] | None = None, stderr: int = asyncio.subprocess.PIPE
     ) -> asyncio.subprocess.Process:
-        """Start one that goes on running, on pipes or on the descriptors given. A Ctrl-C in our terminal does not reach
-        it, and of our environment it has what the command line itself needs. Raises OSError with the number EINVAL or
-        E2BIG for arguments that no program can be given, and SandboxError if the command line cannot be run."""
+        """Start a call on pipes, or on the descriptors `streams`, without waiting for its end.
+
+        It does not receive Ctrl-C, and sees only those environment variables that the command line needs. Raises
+        OSError EINVAL or E2BIG for arguments that cannot be passed to a program, and SandboxError if the command line
+        cannot be run.
+        """
         stdin, stdout, err = streams or (asyncio.subprocess.PIPE, asyncio.subprocess.PIPE, stderr)
         words = [word.encode("utf-8", "surrogatepass") for word in arguments]
         if any(b"\0" in word for word in words):
@@ -60,10 +65,12 @@ class ContainerEngine:
                 raise
             raise SandboxError(f"{self.command} cannot be run: {error}", retryable=True) from error
 
-    async def run(self, arguments: Sequence[str], *, seconds: float, stdin: bytes = b"", most: int = 1 << 20) -> Ran:
-        """Run one to its end, or until `seconds` are over; `most` bytes of each stream are kept. Raises as `start`."""
+    async def run(
+        self, arguments: Sequence[str], *, seconds: float, stdin: bytes = b"", max_bytes: int = 1 << 20
+    ) -> Ran:
+        """Run a call until it ends, or for `seconds`. Stores up to `max_bytes` of each stream. Raises like `start`."""
         process = await self.start(*arguments)
-        out, err = _Captured(most), _Captured(most)
+        out, err = _Captured(max_bytes), _Captured(max_bytes)
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -83,14 +90,14 @@ class ContainerEngine:
 class _Captured:
     """The beginning of a stream, and its length."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.data, self.total = bytearray(), 0
-        self._most = most
+        self._max_bytes = max_bytes
 
     async def take(self, stream: asyncio.StreamReader) -> None:
         while data := await stream.read(_READ_BYTES):
             self.total += len(data)
-            self.data += data[: self._most - len(self.data)]
+            self.data += data[: self._max_bytes - len(self.data)]
 
 
 async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
@@ -101,12 +108,12 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
-    """Kill a process of the command line if it has not ended; what it runs in a container does not end by that."""
+    """Kill a process of the command line if it has not ended. This does not end its processes in a container."""
     deadline = asyncio.get_running_loop().time() + _END_SECONDS
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-    # `Process.wait` would wait for whoever else holds its pipes, too.
+    # `Process.wait` also waits for its pipes, which other processes may keep open.
     while process.returncode is None and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     process._transport.close()  # type: ignore[attr-defined]

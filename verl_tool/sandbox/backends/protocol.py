@@ -1,4 +1,4 @@
-"""What every back end can do (`Sandbox`), and what tools with state need besides (`WorkspaceSandbox`)."""
+"""Interfaces of back ends: `Sandbox` for all, and `WorkspaceSandbox` for tools with state."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Sandbox(Protocol):
-    """Programs and files of one trajectory, apart from the machine and without a network.
+    """Programs and files of one trajectory, isolated from the machine and without a network.
 
-    Calls are done one after the other, each with a deadline. They raise ToolFault ``state_lost`` once the sandbox is
-    gone, and SandboxError if it fails; what a program brings upon itself is in its result.
+    Calls run one after the other, each with a deadline. They raise ToolFault ``state_lost`` after the sandbox has
+    ended, and SandboxError if it fails. Failures of a program are reported in its result.
     """
 
     async def start(self) -> None:
-        """Make it. Raises ToolFault ``overloaded``, SandboxError."""
+        """Start the sandbox. Raises ToolFault ``overloaded``, SandboxError."""
 
     async def stop(self) -> None:
-        """End all that runs in it, and remove its files. Doing so twice is no error."""
+        """End all processes and remove the files. May be called repeatedly."""
 
     async def exec(
         self,
@@ -36,35 +36,36 @@ class Sandbox(Protocol):
         env: Mapping[str, str] = NOTHING,
         cwd: str = wire.WORK_DIRECTORY,
     ) -> RunResult:
-        """Run a program by its arguments, or a line for ``bash -c``. A relative `cwd` counts from the work folder."""
+        """Run a list of arguments, or a line for ``bash -c``. A relative `cwd` is relative to the work folder."""
 
     async def read_file(self, path: str) -> bytes:
-        """A file's content. A relative path counts from the work folder. Raises OSError as `open` does."""
+        """Read a file. A relative path is relative to the work folder. Raises OSError like `open`."""
 
     async def write_file(self, path: str, content: bytes) -> None:
-        """Make or replace a file, and the folders above it. Raises OSError as `open` does."""
+        """Write a file, and make the folders above it. Raises OSError like `open`."""
 
     async def upload(self, source: Path, target: str) -> None:
-        """Copy a file, or what is in a folder, of this machine to `target`. Raises OSError."""
+        """Copy a file, or the content of a folder, from this machine to `target`. Raises OSError."""
 
     async def download(self, source: str, target: Path) -> None:
-        """Copy a file, or what is in a folder, to `target` on this machine.
+        """Copy a file, or the content of a folder, to `target` on this machine.
 
-        Nothing is written outside `target`, whatever the sandbox's programs have put there: links that lead out and
-        special files raise OSError.
+        Never writes outside `target`. Links to outside and special files raise OSError.
         """
 
 
 class Program(Protocol):
+    """A program in progress."""
+
     @property
     def running(self) -> bool:
         """Whether it has not ended."""
 
     def kill(self) -> None:
-        """End it with what it started; `wait` tells when."""
+        """End it with all processes that it started. Does not wait."""
 
     async def wait(self) -> RunStatus:
-        """Until it has ended. Raises SandboxError if the sandbox failed."""
+        """Wait until it has ended. Raises SandboxError if the sandbox failed."""
 
 
 class WorkspaceSandbox(Sandbox, Protocol):
@@ -79,7 +80,7 @@ class WorkspaceSandbox(Sandbox, Protocol):
         wall_seconds: float | None = None,
         counted: bool = True,
     ) -> CellResult:
-        """Run a cell of Python in the state of those before it; see `Session.run`."""
+        """Run a cell of Python in the state that earlier cells left. See `Session.run`."""
 
     async def spawn(
         self,
@@ -90,11 +91,13 @@ class WorkspaceSandbox(Sandbox, Protocol):
         cwd: str = wire.WORK_DIRECTORY,
         terminal: bool = False,
     ) -> Program:
-        """Start a program that goes on running; see `Session.spawn`."""
+        """Start a program without waiting for its end. See `Session.spawn`."""
 
     async def fork(self) -> WorkspaceSandbox:
-        """A second one with the same Python state and files. Raises SandboxError with ``retryable=False`` if it cannot
-        be copied."""
+        """Make a second sandbox with the same Python state and files.
+
+        Raises SandboxError with ``retryable=False`` if it cannot be copied.
+        """
 
     def touch(self) -> None:
-        """It is in use now."""
+        """Record that it is used now."""

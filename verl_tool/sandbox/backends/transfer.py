@@ -1,4 +1,4 @@
-"""Files and folders between this machine and a sandbox, as tar archives that pass through `Sandbox.exec`."""
+"""Copy files and folders between this machine and a sandbox, as tar archives that `Sandbox.exec` transfers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _PACK = (
 
 
 async def upload(sandbox: Sandbox, source: Path, target: str, max_bytes: int) -> None:
-    """See `Sandbox.upload`. Links in `source` are followed."""
+    """Implement `Sandbox.upload`. Links in `source` are followed."""
     into, packed = _packed(source, target, max_bytes)
     _require(await sandbox.exec(["bash", "-c", _UNPACK, "bash", into or "."], stdin=packed, env=_PLAIN), target)
 
 
 async def download(sandbox: Sandbox, source: str, target: Path) -> None:
-    """See `Sandbox.download`. Links within the sandbox are followed there."""
+    """Implement `Sandbox.download`. Links are followed within the sandbox."""
     command = ["bash", "-c", _PACK, "bash", source, _ARCHIVE, posixpath.basename(source)]
     try:
         _require(await sandbox.exec(command, env=_PLAIN), source)
@@ -42,7 +42,7 @@ async def download(sandbox: Sandbox, source: str, target: Path) -> None:
 
 
 def _packed(source: Path, target: str, max_bytes: int) -> tuple[str, bytes]:
-    """The folder in which to unpack, and the archive."""
+    """Return the folder in which to unpack, and the archive."""
     packed = io.BytesIO()
     into, name = (target, "") if source.is_dir() else posixpath.split(target)
     with tarfile.open(fileobj=packed, mode="w", dereference=True) as archive:
@@ -60,7 +60,7 @@ def _unpack(archive: tarfile.TarFile, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content.read())
         return
-    # The sandbox's own tar is not to be believed: no link, device, absolute or parent path is taken.
+    # The sandbox's archive is not trusted: links, devices, and absolute or parent paths are rejected.
     plain = [member for member in members if member.isreg() or member.isdir()]
     if len(plain) < len(members):
         raise OSError(errno.EPERM, "the folder holds something that is neither file nor folder", str(target))
@@ -97,9 +97,9 @@ _NUMBERS = {
 }
 
 
-def os_error(said: str, path: str) -> OSError:
-    """What a program has said of a file (with ``LC_ALL=C``), as the error that `open` would have raised."""
+def os_error(message: str, path: str) -> OSError:
+    """Convert a program's error message about a file (with ``LC_ALL=C``) to the error that `open` would raise."""
     for words, number in _NUMBERS.items():
-        if words in said:
+        if words in message:
             return OSError(number, words, path)
-    return OSError(errno.EIO, said.strip()[-200:] or "the file could not be read or written", path)
+    return OSError(errno.EIO, message.strip()[-200:] or "the file could not be read or written", path)

@@ -1,1 +1,1 @@
-"""What the kernel isolates a run with: namespaces, system call filter and control groups."""
+"""Isolation of runs by the kernel: namespaces, a filter of system calls, and control groups."""

@@ -1,4 +1,4 @@
-"""The command line that starts a forkserver within namespaces and a read-only root (bwrap(1))."""
+"""Build command lines that start a forkserver in namespaces with a read-only root (bwrap(1))."""
 
 from __future__ import annotations
 
@@ -14,30 +14,32 @@ from verl_tool.sandbox.isolation.interpreter import Interpreter
 INSIDE = str(Path(__file__).resolve().parents[1] / "inside")
 _INSIDE_AT = "/box-server/inside"
 _SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/share/zoneinfo")
-"""Programs and libraries of the system. Not /usr/local, /usr/share, /usr/src or /etc: nothing there is needed."""
+"""Programs and libraries of the system. /usr/local, /usr/share, /usr/src and /etc are not needed."""
 _SYSTEM_LINKS = ("/bin", "/lib", "/lib32", "/lib64", "/sbin")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 _OWN_OF_RUNS = ("/tmp", "/dev", "/box", "/proc")
-"""Folders that every run has for itself: nothing of the host is found there."""
+"""Folders that are private to each run, and contain nothing of the host."""
 _MOVED_TO = "/box-server/host"
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from inside.{0} import main; main(int(sys.argv[2]))"
 
 
 def find() -> str | None:
-    """The path of bubblewrap, or None if it is not installed."""
+    """Return the path of bubblewrap, None if it is not installed."""
     return shutil.which("bwrap")
 
 
 def place(path: str) -> str:
-    """Where a path of the host is found inside: at the same place, unless runs have a folder of their own there, as for
-    a virtual environment below /tmp."""
+    """Return where a path of the host is mounted in the sandbox.
+
+    This is the same path, unless it is in a private folder of runs, such as a virtual environment below /tmp.
+    """
     moved = any(path == own or path.startswith(own + "/") for own in _OWN_OF_RUNS)
     return _MOVED_TO + path if moved else path
 
 
 def forkserver_command(executable: str, inside: str, channel_fd: int) -> list[str]:
-    """Start the forkserver whose code is the package at `inside`."""
+    """Return the command that starts the forkserver, whose code is the package at `inside`."""
     return _start(executable, "forkserver", inside, channel_fd)
 
 
@@ -46,11 +48,11 @@ def _start(executable: str, module: str, inside: str, fd: int) -> list[str]:
 
 
 def isolated_command(bwrap: str, interpreter: Interpreter, channel_fd: int, as_root: bool) -> list[str]:
-    """Start the forkserver with namespaces of its own and a read-only view of what Python needs.
+    """Return the command that starts the forkserver in namespaces, with a read-only view of what Python needs.
 
-    `as_root`: real root makes the namespaces; else a user namespace does, in which the caller appears as root.
-    Raises IsolationError if the interpreter itself (not just a virtual environment of it) lives where runs have their
-    own folders.
+    With `as_root`, real root makes the namespaces, and otherwise a user namespace in which the caller appears as root.
+    Raises IsolationError if the interpreter itself, not only a virtual environment of it, is in a private folder of
+    runs.
     """
     inner = forkserver_command(place(interpreter.executable), _INSIDE_AT, channel_fd)
     return [*_isolated(bwrap, interpreter, as_root, ()), *inner]
@@ -64,9 +66,11 @@ def service_command(
     readable: Sequence[str],
     files: Mapping[str, int],
 ) -> list[str]:
-    """As `isolated_command`, for one program that goes on running (`inside.service`); `readable`: what else of the
-    host it may read, at `place` of each path; `files`: the descriptors that the contents of further read-only files
-    are read from, by path, unless `readable` has something at the same path."""
+    """Return the command that starts a service (`inside.service`), isolated as in `isolated_command`.
+
+    `readable` are further paths of the host that it may read, each at its `place`. `files` are further read-only files:
+    descriptors of their contents by path. A path of `readable` takes precedence.
+    """
     inner = _start(place(interpreter.executable), "service", _INSIDE_AT, config_fd)
     return [*_isolated(bwrap, interpreter, as_root, readable, files), *inner]
 
@@ -96,13 +100,13 @@ def _isolated(
         command += ["--symlink", target, f"/dev/{link}"]
     command += ["--dir", "/box", "--symlink", "box/tmp", "/tmp", "--symlink", "/box/shm", "/dev/shm"]
     for link, target in wire.LINKS.items():
-        if not any(word == link or word.startswith(link + "/") for word in read_only):  # the interpreter is there
+        if not any(word == link or word.startswith(link + "/") for word in read_only):  # else the interpreter is there
             command += ["--symlink", target, link]
     return [*command, "--remount-ro", "/", "--chdir", "/"]
 
 
 def _capabilities(as_root: bool) -> Iterable[str]:
-    """What the forkserver needs: namespaces and mounts, a uid for each run, and to see and end such runs."""
+    """Yield the capabilities for namespaces and mounts, for uids of runs, and for inspecting and ending runs."""
     yield from ("CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE", "CAP_KILL")
     if as_root:
         yield from ("CAP_SETUID", "CAP_SETGID")
@@ -114,7 +118,7 @@ def _read_only(interpreter: Interpreter, readable: Sequence[str], files: Mapping
     made: set[str] = set()
 
     def make_parents(path: str) -> None:
-        # Left to itself bubblewrap makes some that only root may enter, and runs are not root.
+        # By default, bubblewrap makes some folders that only root may enter, and runs are not root.
         folder = os.path.dirname(path)
         if folder in made or folder == "/" or folder in bound:
             return
@@ -151,7 +155,7 @@ def _read_only(interpreter: Interpreter, readable: Sequence[str], files: Mapping
 
 
 def _links_to(interpreter: Interpreter, bound: list[str]) -> list[str]:
-    """Names under which programs look for the interpreter, where the host has them and no folder bound holds them."""
+    """Return links to the interpreter by its usual names, if the host has them and no bound folder contains them."""
     folder = os.path.dirname(interpreter.executable)
     names = {os.path.basename(interpreter.executable), "python", "python3"}
     links = sorted(os.path.join(folder, name) for name in names)

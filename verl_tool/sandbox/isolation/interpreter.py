@@ -1,4 +1,4 @@
-"""Which files of the host a Python interpreter needs."""
+"""Determine the files of the host that a Python interpreter needs."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ print(json.dumps({
 }))
 """
 _QUESTION_SECONDS = 30.0
-_OLDEST, _NEWEST = (3, 10), (3, 12)
+_MIN_VERSION, _MAX_VERSION = (3, 10), (3, 12)
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python interpreter and the places that it reads."""
+    """A Python interpreter and the paths that it reads."""
 
     executable: str
-    """As asked for; within a virtual environment this is a link that tells Python where its packages are."""
+    """The requested path. In a virtual environment, this is a link by which Python finds its packages."""
     real_executable: str
     version: tuple[int, int]
     prefix: str
     paths: tuple[str, ...]
-    """The folders of its standard library and installed packages. Not what else `.pth` files put on its path: that is
-    somebody's working copy."""
+    """Folders of its standard library and installed packages. Folders added by `.pth` files, such as working copies,
+    are not included."""
     libraries: tuple[str, ...]
-    """Its own shared libraries."""
+    """Shared libraries of Python itself."""
 
     def readable_paths(self) -> list[str]:
-        """All that it must be able to read, besides the system's own libraries; parents before children."""
+        """Return all paths that it must read, except for the system's libraries. Parents precede children."""
         venv = os.path.join(self.prefix, "pyvenv.cfg")
         marker = [venv] if os.path.exists(venv) else []
         return sorted({self.real_executable, *self.paths, *self.libraries, *marker})
@@ -52,7 +52,7 @@ class Interpreter:
 
 @lru_cache(maxsize=8)
 def inspect(executable: str) -> Interpreter:
-    """Ask an interpreter about itself. Raises IsolationError if it does not run here, or is of another version."""
+    """Query the paths of an interpreter. Raises IsolationError if it does not run, or its version is not supported."""
     try:
         answer = subprocess.run(
             [executable, "-I", "-c", _ASK],
@@ -66,7 +66,7 @@ def inspect(executable: str) -> Interpreter:
         raise IsolationError(f"the interpreter {executable!r} does not run: {error}; pass interpreter=") from error
     found = json.loads(answer.stdout)
     version = tuple(found["version"])
-    if not _OLDEST <= version <= _NEWEST:
+    if not _MIN_VERSION <= version <= _MAX_VERSION:
         raise IsolationError(
             f"the interpreter {executable!r} is Python {version[0]}.{version[1]}; the sandbox needs 3.10 to 3.12"
         )

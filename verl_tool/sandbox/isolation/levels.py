@@ -1,4 +1,4 @@
-"""How well a run can be shut in on this machine."""
+"""Levels of isolation, and the detection of the level that this machine supports."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _ROOT_UID = 0
 
 
 class Level(IntEnum):
-    """How much stands between a run and the host; more is stronger."""
+    """Levels of isolation, from weak to strong."""
 
     none = 0
-    """Limits per process and an empty environment, nothing else: the code can read and write what the server can."""
+    """Only limits per process and an empty environment. The code can read and write whatever the server can."""
     full = 1
     """Namespaces, a read-only root without the host's files, no network, no privileges, a seccomp filter, limits."""
 
     @classmethod
     def parse(cls, value: Level | str) -> Level:
-        """A level by its name. Raises ConfigError if there is none."""
+        """Return the level of this name. Raises ConfigError if there is none."""
         if isinstance(value, Level):
             return value
         if value not in cls.__members__:
@@ -36,21 +36,22 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class Isolation:
-    """A level and the means that give it."""
+    """A level of isolation, and how it is implemented."""
 
     level: Level
     as_root: bool = False
-    """Real root makes the namespaces, and every run has a uid of its own; else user namespaces do."""
+    """Whether real root makes the namespaces, and every run has a uid of its own. Otherwise, user namespaces do."""
     server_filter: bytes = b""
-    """The seccomp filter of a forkserver, which its runs inherit: free for them. Without privileges of their own, they
-    cannot use what it leaves to the forkserver."""
+    """Seccomp filter of a forkserver, which its runs inherit at no cost. It allows calls that the forkserver needs, and
+    that runs cannot use for lack of privileges."""
     run_filter: bytes = b""
-    """The filter that each run installs, where it would otherwise keep a use for what the forkserver needs."""
+    """Seccomp filter that each run installs if it could otherwise use such calls."""
     bwrap: str = ""
     missing: str = ""
-    """Why no stronger level is in force."""
+    """Reason why no stronger level is used."""
 
     def describe(self) -> str:
+        """Describe the isolation for users."""
         if self.level is Level.none:
             because = f" ({self.missing})" if self.missing else ""
             return f"none: user code runs unconfined, with limits per process and an empty environment{because}"
@@ -59,7 +60,7 @@ class Isolation:
 
 
 def strongest() -> Isolation:
-    """The strongest isolation that works here, tried out rather than guessed."""
+    """Return the strongest isolation that works on this machine, as determined by trying."""
     bwrap = bubblewrap.find()
     if bwrap is None:
         return Isolation(Level.none, missing="bubblewrap is not installed; `apt-get install bubblewrap`")
@@ -79,10 +80,13 @@ def strongest() -> Isolation:
 
 
 def require(found: Isolation, required: Level) -> Isolation:
-    """`found`, if it is at least `required`. Raises IsolationError that says what is missing and what accepts less."""
+    """Return `found` if it is at least `required`.
+
+    Raises IsolationError that says what is missing, and which option accepts a lower level.
+    """
     if found.level < required:
         raise IsolationError(
-            f"isolation level '{required.name}' was asked for, but this machine gives only '{found.level.name}': "
+            f"isolation level '{required.name}' is required, but this machine supports only '{found.level.name}': "
             f"{found.missing}. To accept less, pass required_level='{found.level.name}' "
             f"(server: --isolation {found.level.name}); user code then runs with the server's own rights"
         )
@@ -91,7 +95,7 @@ def require(found: Isolation, required: Level) -> Isolation:
 
 @lru_cache(maxsize=4)
 def _try_namespaces(bwrap: str, as_root: bool) -> str:
-    """Make what a forkserver needs, around a program that does nothing; '' if that works, else the complaint."""
+    """Run a trivial program in the namespaces that a forkserver needs. Return the error message, '' on success."""
     command = [bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     if not as_root:
         command += ["--unshare-user", "--uid", "0", "--gid", "0"]

@@ -1,9 +1,9 @@
-"""The system calls that a run may not make, compiled to BPF by libseccomp.
+"""A filter of the system calls that runs may not make, compiled to BPF by libseccomp.
 
-A list of what is denied, for what Python programs need is open-ended. It closes kernel surface that escapes have used
-(namespaces, mounts, io_uring, bpf, userfaultfd, keyrings, ptrace), the network, memory that no other limit counts, and
-calls whose effect is not the run's own: children given to the forkserver, watches and locks on files that all runs
-read, the page cache, flushing of the host's disks.
+It lists the denied calls, since those that Python programs need cannot be enumerated. It denies kernel features that
+sandbox escapes have used (namespaces, mounts, io_uring, bpf, userfaultfd, keyrings, ptrace), the network, memory that
+no other limit counts, and calls that affect others: children of the forkserver, watches and locks on files that all
+runs read, the page cache, and flushing the host's disks.
 """
 
 from __future__ import annotations

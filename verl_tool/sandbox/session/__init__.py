@@ -1,4 +1,4 @@
-"""Sessions: Python state, files and programs of one trajectory for as long as it lives."""
+"""Sessions: Python state, files and programs of one trajectory, for the duration of the trajectory."""
 
 from verl_tool.sandbox.session.session import Session, SessionProcess
 

@@ -1,8 +1,8 @@
-"""Runs commands in one session for programs of another that share nothing with it (`inside.verifier.in_workspace`).
+"""Run commands in one session for programs of another, which is isolated from it (`inside.verifier.in_workspace`).
 
-A program of the requesting session leaves ``NAME.request`` in a folder of its own, writes ``NAME`` into a named pipe,
-and waits at the pipe ``NAME.ready`` until ``NAME.answer`` is there. Both are JSON. A request comes from a program of
-the sandbox: its command runs in the other session, with that session's user and limits, as any command of it.
+A program of the requesting session writes ``NAME.request`` to a folder of its session and ``NAME`` to a named pipe. It
+reads the pipe ``NAME.ready`` to wait for ``NAME.answer``. Both files are JSON. The command runs in the other session,
+with the user and limits of that session.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from verl_tool.sandbox.session.session import Session
 
 CALLS = f"{wire.VERIFIER_DIRECTORY}/calls"
-"""The folder of requests and answers, and of the pipe ``requests``."""
+"""Folder of requests, answers and the pipe ``requests``."""
 _NAME = re.compile(r"[0-9a-f]{32}")
 _MAX_WAITING = 256
-"""Requests; one more is dropped."""
+"""Maximum number of waiting requests. Further ones are dropped."""
 _MAX_LINE_BYTES = 1 << 16
-"""Of what is read from the pipe at once."""
+"""Maximum number of bytes that are read from the pipe at once."""
 
 
 class _Request(BaseModel):
-    """As `in_workspace.run` writes it."""
+    """A request, as `in_workspace.run` writes it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -50,23 +50,23 @@ class _Request(BaseModel):
 
 
 class CommandRelay:
-    """Serves the programs of `requester` with commands in `runner`, until a deadline."""
+    """Runs commands of the programs of `requester` in `runner`, until a deadline."""
 
     def __init__(self, requester: Session, runner: Session, seconds: float) -> None:
-        """`seconds`: from now to the deadline."""
+        """`seconds` is the time until the deadline."""
         self._requester, self._runner = requester, runner
         self._deadline = time.monotonic() + seconds
         self._names: asyncio.Queue[str] = asyncio.Queue(_MAX_WAITING)
         self._text = b""
         self._pipe = -1
         self.fault: VerlToolError | None = None
-        """What kept the sandbox from running a command, if anything did."""
+        """The first failure of the sandbox to run a command."""
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[CommandRelay]:
-        """Answer requests meanwhile. Raises OSError if the requester has no pipe."""
+        """Answer requests within the block. Raises OSError if the requester has no pipe."""
         loop = asyncio.get_running_loop()
-        # For writing too: the pipe has no end then.
+        # Opened for writing too, so that reading never reaches the end of the pipe.
         self._pipe = self._requester.own_files().open_pipe(f"{CALLS}/requests", os.O_RDWR)
         loop.add_reader(self._pipe, self._receive)
         task = loop.create_task(self._answer_all())
@@ -93,9 +93,9 @@ class CommandRelay:
             name = await self._names.get()
             answer = await self._answer(name)
             files = self._requester.own_files()
-            with contextlib.suppress(OSError):  # the requester has left no room
+            with contextlib.suppress(OSError):  # the requester's disk is full
                 files.write(f"{CALLS}/{name}.answer", json.dumps(answer).encode())
-            with contextlib.suppress(OSError):  # it does not wait any more
+            with contextlib.suppress(OSError):  # the program no longer waits
                 pipe = files.open_pipe(f"{CALLS}/{name}.ready", os.O_WRONLY)
                 try:
                     os.write(pipe, b"\n")
@@ -126,7 +126,7 @@ class CommandRelay:
             env=request.env,
             cwd=request.cwd,
         )
-        return _described(result) | {"files": {path: await self._content(path) for path in request.read}}
+        return _describe(result) | {"files": {path: await self._content(path) for path in request.read}}
 
     async def _content(self, path: str) -> str | None:
         try:
@@ -135,7 +135,7 @@ class CommandRelay:
             return None
 
 
-def _described(result: RunResult) -> dict[str, object]:
+def _describe(result: RunResult) -> dict[str, object]:
     return {
         "exit_code": result.exit_code,
         "limit_hit": result.limit_hit or (None if result.exit_code is not None else f"signal {result.signal}"),

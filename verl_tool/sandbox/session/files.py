@@ -1,4 +1,4 @@
-"""The files of a session, read and written from outside while it lives. No link is followed."""
+"""Read and write the files of a live session from outside, without following links."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FOLDERS = ("work", "tmp", "shm")
 _OWN = {wire.WORK_DIRECTORY: "work", "/tmp": "tmp", "/box/tmp": "tmp", "/dev/shm": "shm", "/box/shm": "shm"}
 _LINKED = {link: target.removeprefix("box/") for link, target in wire.LINKS.items()}
 _AT = {**_LINKED, **_OWN, wire.VERIFIER_DIRECTORY: "verifier"}
-"""Folders of a session, by the names under which its programs find them."""
+"""Folders of a session, by their paths for its programs."""
 
 
 class SessionFiles:
-    """The folders of one session. `close` it."""
+    """The folders of one session. Call `close` afterwards."""
 
     def __init__(self, folder_fd: int, max_bytes: int) -> None:
-        """`folder_fd`: of the folder that holds its folders; `max_bytes`: of one file."""
+        """`folder_fd` is a descriptor of the parent folder, and `max_bytes` the maximum size of one file."""
         self._folder_fd = folder_fd
         self._max_bytes = max_bytes
         self._shown = 0
@@ -31,7 +31,7 @@ class SessionFiles:
         os.close(self._folder_fd)
 
     def read(self, path: str) -> bytes:
-        """A plain file's content; see `Session.read_file`."""
+        """Read a regular file. See `Session.read_file`."""
         with _opened(self._folder_fd, _parts(path), os.O_RDONLY, path) as fd:
             size = os.fstat(fd).st_size
             if size > self._max_bytes:
@@ -39,7 +39,7 @@ class SessionFiles:
             return os.pread(fd, size, 0)
 
     def write(self, path: str, content: bytes) -> None:
-        """Make a file of this content, or replace what is there; see `Session.write_file`."""
+        """Write a file, and replace an existing one. See `Session.write_file`."""
         parts = _parts(path)
         if len(content) > self._max_bytes:
             raise OSError(errno.EFBIG, f"{len(content)} bytes are more than {self._max_bytes}", path)
@@ -52,7 +52,7 @@ class SessionFiles:
                 at += os.pwrite(fd, content[at:], at)
 
     def open_pipe(self, path: str, flags: int) -> int:
-        """A descriptor of a named pipe, which does not block. Raises OSError if there is none, or nobody reads it."""
+        """Open a named pipe without blocking. Raises OSError if it does not exist, or has no reader."""
         parts = _parts(path)
         with _folder(self._folder_fd, parts[:-1], path) as folder:
             fd = _open(parts[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, folder, path)
@@ -62,7 +62,7 @@ class SessionFiles:
         return fd
 
     def whole(self) -> bool:
-        """Whether its folders are folders, and no links."""
+        """Return whether its folders are folders, not links."""
         try:
             modes = [os.stat(name, dir_fd=self._folder_fd, follow_symlinks=False).st_mode for name in FOLDERS]
         except OSError:
@@ -70,8 +70,10 @@ class SessionFiles:
         return all(map(stat.S_ISDIR, modes))
 
     def show(self, number: int) -> None:
-        """Put the folders of a branch in their places, and set those aside that are there; 0 is the first of all.
-        Raises OSError if the session's programs have put something in the way."""
+        """Move the folders of a branch to the session's paths, and those of the current branch aside.
+
+        `number` is 0 for the original session. Raises OSError if programs of the session prevent it by other files.
+        """
         if number == self._shown:
             return
         for name in FOLDERS:
@@ -95,7 +97,7 @@ class SessionFiles:
 
 
 def _parts(path: str) -> list[str]:
-    """A path's parts, from the folder of folders on. Raises PermissionError if it leads elsewhere."""
+    """Split a path into its parts below the parent folder. Raises PermissionError if it is outside the folders."""
     whole = posixpath.normpath(posixpath.join(wire.WORK_DIRECTORY, path))
     for folder, name in _AT.items():
         if whole.startswith(folder + "/") and "\0" not in whole:
@@ -105,7 +107,7 @@ def _parts(path: str) -> list[str]:
 
 @contextlib.contextmanager
 def _folder(folder_fd: int, parts: list[str], path: str, *, readable: bool = False) -> Iterator[int]:
-    """A descriptor of the folder below another."""
+    """Open a folder below another one."""
     at = os.dup(folder_fd)
     try:
         for part in parts:
@@ -120,9 +122,9 @@ def _folder(folder_fd: int, parts: list[str], path: str, *, readable: bool = Fal
 
 @contextlib.contextmanager
 def _opened(folder_fd: int, parts: list[str], flags: int, path: str) -> Iterator[int]:
-    """A descriptor of a plain file."""
+    """Open a regular file."""
     with _folder(folder_fd, parts[:-1], path) as folder:
-        # O_NONBLOCK: a fifo must not hold us.
+        # O_NONBLOCK: opening a fifo must not block.
         fd = _open(parts[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, folder, path)
     try:
         kind = os.fstat(fd).st_mode

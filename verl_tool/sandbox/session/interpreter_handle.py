@@ -1,4 +1,4 @@
-"""A session's Python state as the pool sees it: a process that forks for each cell (`inside.keeper`)."""
+"""The pool's side of a session's Python state, a process that forks for each cell (`inside.keeper`)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from verl_tool.sandbox.worker import RunStatus, Worker
 
 START_SECONDS = 20.0
 _CANCEL_SECONDS = 1.0
-"""For a keeper to undo a cell. One that does not is ended, and the state is lost."""
+"""Time for a keeper to undo a cell. After it, the keeper is ended and the state is lost."""
 ANSWER_SECONDS = 20.0
-"""For a forkserver to end what it was told to end, on an overloaded machine."""
+"""Time for a forkserver on an overloaded machine to end a run."""
 
 
 class InterpreterExitedError(Exception):
-    """The process that held the Python state has ended."""
+    """The process with the Python state has exited."""
 
 
 class Done(NamedTuple):
-    """What a keeper says of a cell: see `wire.DONE`."""
+    """A keeper's report about a cell. For the fields see `wire.DONE`."""
 
     outcome: int
     number: int
@@ -39,20 +39,20 @@ class Done(NamedTuple):
 
 
 class InterpreterHandle:
-    """The Python state of one session. What it says comes from where the user's code has run: not to be trusted."""
+    """The Python state of one session. Its messages come from a process that ran user code, and are not trusted."""
 
     def __init__(self, limits: SessionLimits, others: Callable[[], Iterable[InterpreterHandle]]) -> None:
-        """Nothing is started yet. `others`: those of its branches, which may live in the same pid namespace."""
+        """Store the settings. `others` returns the handles of its branches, which may share its pid namespace."""
         self._limits, self._others = limits, others
         self._worker: Worker | None = None
         self.run_id = 0
-        """Of the run in which it lives; branches share it."""
+        """Id of the run that contains it and its branches."""
         self.ended: asyncio.Future[RunStatus] | None = None
-        """The end of that run; None if there is none."""
+        """End of that run, None if there is no run."""
         self.pid = 0
-        """As its programs see it."""
+        """Process id in its pid namespace."""
         self.limit_hit: int = wire.NO_LIMIT
-        """Why the last cell was to be undone."""
+        """The limit for which the last cell was undone."""
         self.died_idle = False
         self._channel: socket.socket | None = None
         self._answer: asyncio.Future[Done] | None = None
@@ -62,20 +62,22 @@ class InterpreterHandle:
 
     @property
     def alive(self) -> bool:
-        """Whether it takes cells, as far as is known."""
+        """Whether it is connected, and so accepts cells."""
         return self._channel is not None
 
     @property
     def lost_a_cell(self) -> bool:
-        """Whether it has ended with the last cell."""
+        """Whether it exited during the last cell."""
         return self._answer is not None and self._answer.done() and self._answer.exception() is not None
 
     async def start(self, worker: Worker, job: JobFiles, group: RunGroup | None, box: int) -> int:
-        """Start a fresh interpreter on the session's `worker`, with the files of `job`; return a descriptor of its
-        box's folder, the caller's. `group` and `box`: as of `Worker.begin`; if `box` is 0, the `run_id` is that of a
-        new one.
+        """Start a fresh interpreter on the session's `worker`, with the files of `job`.
 
-        Raises WorkerExitedError if the forkserver is dead, and InterpreterExitedError if it has not come up; `bury` it.
+        Returns a descriptor of its box's folder, which the caller closes. `group` and `box` are those of
+        `Worker.begin`. With `box` 0, a new box is made, whose number is `run_id`.
+
+        Raises WorkerExitedError if the forkserver has exited, and InterpreterExitedError if the interpreter did not
+        start; call `reap` then.
         """
         local, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -97,9 +99,9 @@ class InterpreterHandle:
         return folder
 
     async def fork(self, branch: InterpreterHandle, number: int) -> None:
-        """Fork the state into `branch`, which is not started. Raises InterpreterExitedError if it does not come up.
+        """Fork the state into `branch`, which must not be started. `number` is that of the branch and of its folders.
 
-        `number`: of the branch, which decides its folders.
+        Raises InterpreterExitedError if it does not start.
         """
         local, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         branch._worker, branch.run_id, branch.ended = self._worker, self.run_id, self.ended
@@ -115,8 +117,11 @@ class InterpreterHandle:
             branch._drop_folder()
 
     async def run(self, fds: Sequence[int], *, counted: bool, interactive: bool, wall_seconds: float) -> Done:
-        """Run a cell, until it has ended or was undone after `wall_seconds`. `fds`: of its job; `counted` and
-        `interactive`: as of `Session.run`. Raises InterpreterExitedError if it has ended; `bury` it."""
+        """Run a cell until it ends, or is undone after `wall_seconds`.
+
+        `fds` are the descriptors of its job. For `counted` and `interactive` see `Session.run`. Raises
+        InterpreterExitedError if the interpreter exited; call `reap` then.
+        """
         self._cells += 1
         self._run_cells += counted
         self.limit_hit = wire.NO_LIMIT
@@ -136,7 +141,7 @@ class InterpreterHandle:
             self._stop_timers()
 
     def cancel(self, reason: int) -> None:
-        """Have the cell undone, for a limit that `wire` numbers. The first reason counts."""
+        """Undo the running cell. `reason` is the number of a limit in `wire`, of which the first is recorded."""
         if self.limit_hit != wire.NO_LIMIT:
             return
         self.limit_hit = reason
@@ -144,21 +149,21 @@ class InterpreterHandle:
         self._timers.append(asyncio.get_running_loop().call_later(_CANCEL_SECONDS, self.kill))
 
     def kill(self) -> None:
-        """End it with all that it started, by its forkserver; if that does not answer, with that."""
+        """Let the forkserver end it with all its processes. A forkserver that does not answer is ended too."""
         assert self._worker is not None
         self._worker.kill(self.run_id)
         if self.ended is not None and not self.ended.done():
             self._timers.append(asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._worker.abandon))
 
     async def end(self) -> None:
-        """Kill it, and wait until nothing is left of it, or for `ANSWER_SECONDS`."""
+        """Kill it, and wait at most `ANSWER_SECONDS` until all its processes have exited."""
         if self.ended is not None:
             self.kill()
             await asyncio.wait({self.ended}, timeout=ANSWER_SECONDS)
             self._stop_timers()
 
-    async def bury(self) -> None:
-        """See to it that nothing is left of one that has ended, or is out of reach. Raises WorkerExitedError."""
+    async def reap(self) -> None:
+        """Clean up after an interpreter that exited or cannot be reached. Raises WorkerExitedError."""
         self.hang_up()
         assert self.ended is not None
         self.kill()
@@ -169,11 +174,11 @@ class InterpreterHandle:
         self.forget()
 
     def forget(self) -> None:
-        """Nothing is left of it: another one may be started."""
+        """Reset the handle after the interpreter has ended, so that another one can be started."""
         self.ended, self.died_idle = None, False
 
     def hang_up(self) -> None:
-        """Close the channel to it; whoever waits for its answer waits no more."""
+        """Close the channel. Raises InterpreterExitedError in a call that waits for an answer."""
         channel, self._channel = self._channel, None
         if channel is not None:
             asyncio.get_running_loop().remove_reader(channel.fileno())
@@ -209,7 +214,7 @@ class InterpreterHandle:
     def _answered(self, done: Done, fds: list[int]) -> None:
         if self._answer is None or self._answer.done() or done.number not in (0, self._cells):
             self.died_idle = True
-            self.hang_up()  # only a keeper that the user's code has changed speaks unasked
+            self.hang_up()  # only a keeper that user code has tampered with sends this
             return
         if done.outcome == wire.READY and fds:
             self._drop_folder()
@@ -236,6 +241,6 @@ class InterpreterHandle:
 
 
 def ignore(future: asyncio.Future[RunStatus]) -> None:
-    """Somebody may never ask for what a future holds; asyncio is not to complain."""
+    """Mark the exception of a future as retrieved, so that asyncio does not log it."""
     with contextlib.suppress(asyncio.CancelledError):
         future.exception()

@@ -1,4 +1,4 @@
-"""The sessions of a pool: how many there may be, the forkservers that hold them, and the end of those that are idle."""
+"""Manage the sessions of a pool: their number, their forkservers, and the end of idle ones."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ if TYPE_CHECKING:
     from verl_tool.sandbox.run_queue import RunSlots
 
 MAX_SESSIONS = 1024
-"""That one worker may hold: the forkserver has some descriptors for each."""
+"""Maximum number of sessions in one worker, since the forkserver needs descriptors for each."""
 _SLOTS_PER_SESSION = 3
-"""For its folders, its interpreter and a command; more are taken from the sessions that do without."""
+"""Slots for the folders, the interpreter and a command. A session may use unused slots of others."""
 _COMPANIONS = 64
-"""Companions of sessions (`Session.companion`) at once; further ones wait."""
-_LOOK_SECONDS = 0.2
+"""Maximum number of companions of sessions (`Session.companion`). Further ones wait."""
+_MONITOR_SECONDS = 0.2
 _MEASURED_AT_ONCE = 50
-"""Sessions whose memory is measured before the event loop has its turn."""
+"""Number of sessions whose memory is measured before the event loop runs other work."""
 _GROUPS_OPEN = 100
-"""Sessions up to which the files of their control groups stay open."""
+"""Maximum number of sessions for which the files of control groups stay open."""
 
 
 class SessionPool:
+    """The sessions of one sandbox pool."""
+
     def __init__(
         self,
         setup: WorkerSetup,
@@ -44,26 +46,26 @@ class SessionPool:
         enforcer: LimitEnforcer,
         *,
         workers: int,
-        most: int,
+        max_sessions: int,
         memory_bytes: int,
         fair_share: int,
     ) -> None:
-        """No forkserver is started before the first session, but by `warm`.
+        """Store the settings. A forkserver is started by `warm`, or for the first session.
 
-        `setup`: of the pool's workers; those of sessions, at most `workers`, are of their own. Each call takes its turn
-        in `run_slots`. `memory_bytes`: of all sessions together, as far as control groups count it; beyond it those
-        that hold the most are ended (`enforce_memory`). `fair_share`: as of `oom_kills`.
+        `setup` is that of the pool's workers. Sessions have workers of their own, at most `workers`. Each call waits
+        for a slot in `run_slots`. `memory_bytes` is the maximum memory of all sessions together, as counted by control
+        groups, beyond which the largest ones are ended (`enforce_memory`). For `fair_share` see `oom_kills`.
         """
         # One more, for `run_isolated`.
-        slots = min(MAX_SESSION_SLOTS, _SLOTS_PER_SESSION * (min(most, MAX_SESSIONS) + _COMPANIONS + 1))
+        slots = min(MAX_SESSION_SLOTS, _SLOTS_PER_SESSION * (min(max_sessions, MAX_SESSIONS) + _COMPANIONS + 1))
         self._setup = replace(setup, sessions=True, slots=slots)
         self.run_slots, self.fair_share = run_slots, fair_share
         self._enforcer = enforcer
-        self._max_workers, self._most = workers, min(most, workers * MAX_SESSIONS)
+        self._max_workers, self._max_sessions = workers, min(max_sessions, workers * MAX_SESSIONS)
         self._memory_bytes = memory_bytes
         self._sessions: dict[Session, None] = {}
         self._uncounted: set[Session] = set()
-        """Those of `run_isolated`, and companions."""
+        """Sessions of `run_isolated`, and companions."""
         self.companions = asyncio.Semaphore(_COMPANIONS)
         self._workers: list[Worker] = []
         self._starting = asyncio.Lock()
@@ -82,12 +84,12 @@ class SessionPool:
     def _require_isolation(self) -> None:
         if self._setup.isolation.level is Level.none:
             raise IsolationError(
-                "sessions need the isolation level 'full': without pid namespaces nothing could end what a session "
-                f"leaves running. {self._setup.isolation.missing}"
+                "sessions need the isolation level 'full': without pid namespaces, processes of a session could not be "
+                f"ended. {self._setup.isolation.missing}"
             )
 
     def new(self, limits: SessionLimits, files: Mapping[str, bytes]) -> Session:
-        """A session that has not started. Raises IsolationError at the isolation level ``none``."""
+        """Make a session without starting it. Raises IsolationError at the isolation level ``none``."""
         self._require_isolation()
         return Session(self, limits, files)
 
@@ -101,8 +103,10 @@ class SessionPool:
 
     @contextlib.asynccontextmanager
     async def uncounted(self, limits: SessionLimits) -> AsyncIterator[Session]:
-        """A started session that is not one of `most`, and that nothing but its limits ends. Raises as `Session.start`
-        does, but not that there are too many."""
+        """Start a session that does not count towards the maximum, and that only its own limits can end.
+
+        Raises the errors of `Session.start`, except that for too many sessions.
+        """
         session = self.new(limits, {})
         self._uncounted.add(session)
         try:
@@ -117,26 +121,27 @@ class SessionPool:
             self._watch.cancel()
         for session in tuple(self._sessions):
             session.evict("the sandbox was closed")
-            self.close_soon(session.close())  # also one that was to be closed after its call
+            self.close_soon(session.close())  # also one that is being evicted after its call
         while self._ending:
             await asyncio.wait(self._ending)
         await asyncio.gather(*(worker.close() for worker in self._workers))
 
-    # What sessions ask for.
+    # Methods that sessions call:
 
     def admit(self, session: Session) -> None:
-        """Count a session from now on. Raises ToolFault if there are too many."""
+        """Add a session. Raises ToolFault ``overloaded`` if there are too many."""
         if session in self._uncounted:
             return
-        if len(self._sessions) >= self._most:
-            message = f"there are {self._most} sessions already, the limit max_sessions; try again later, or raise it"
+        if len(self._sessions) >= self._max_sessions:
+            limit = self._max_sessions
+            message = f"there are {limit} sessions already, the limit max_sessions; try again later, or raise it"
             raise ToolFault(FaultKind.OVERLOADED, message, retryable=True)
         self._sessions[session] = None
         if self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(self._monitor())
 
     def forget(self, session: Session) -> None:
-        """Nothing is left of it."""
+        """Remove a session that has ended."""
         self._sessions.pop(session, None)
 
     def close_soon(self, closing: Coroutine[Any, Any, None]) -> None:
@@ -146,12 +151,12 @@ class SessionPool:
         task.add_done_callback(self._ending.discard)
 
     async def worker(self) -> Worker:
-        """The forkserver that a new session is to live in. Raises SandboxError if none could be started."""
+        """Return the forkserver for a new session. Raises SandboxError if none could be started."""
         async with self._starting:
             self._workers = [worker for worker in self._workers if worker.alive]
             fewest = min(self._workers, key=lambda worker: worker.live, default=None)
             if fewest is None or (fewest.live and len(self._workers) < self._max_workers):
-                fewest = Worker(self._setup, self._bury)
+                fewest = Worker(self._setup, self._reap)
                 try:
                     await fewest.start()
                 except IsolationError as error:
@@ -159,13 +164,13 @@ class SessionPool:
                 self._workers.append(fewest)
             return fewest
 
-    def _bury(self, worker: Worker) -> None:
+    def _reap(self, worker: Worker) -> None:
         self.close_soon(worker.close())
         for session in tuple(self._sessions):
             session.worker_died(worker)
 
     def take_group(self, worker: Worker, limits: SessionLimits) -> RunGroup | None:
-        """A control group for a session, where there are any."""
+        """Take a control group for a session, None if there are no groups."""
         group = self._setup.group
         return group.take(group_bytes(worker.resident_bytes, limits)) if group is not None else None
 
@@ -176,20 +181,19 @@ class SessionPool:
     def enforced(
         self, group: RunGroup | None, limits: SessionLimits, kill: Callable[[int], None]
     ) -> contextlib.AbstractContextManager[None]:
-        """As `LimitEnforcer.enforced`. Without groups the forkserver sees to the limits."""
+        """Enforce limits as `LimitEnforcer.enforced` does. Without control groups, the forkserver does so."""
         return contextlib.nullcontext() if group is None else self._enforcer.enforced(group, limits, kill)
 
     def measured(self, group: RunGroup) -> None:
-        """A session has read the files of its control group: they stay open where there are few."""
+        """Close the files of a session's control group after it read them, if there are many sessions."""
         if len(self._sessions) > _GROUPS_OPEN:
             group.close_files()
 
     def enforce_memory(self) -> None:
-        """See that all sessions together keep to the limit, by what each held when it was measured last.
+        """End sessions while all together exceed the memory limit, by their latest measurements.
 
-        Those that hold the most are ended first, and none that holds no more than its share. That is the doing of what
-        they run, so it is a fault that counts as theirs. A call that goes on is waited for, unless they hold twice what
-        they may together.
+        The largest sessions are ended first, and none that uses no more than its share. The fault counts as caused by
+        the model. A session is ended after the call in progress, unless the sessions use twice the limit.
         """
         live = [session for session in self._sessions if not session.lost]
         total = sum(session.memory_bytes for session in live)
@@ -201,16 +205,16 @@ class SessionPool:
                 return
             total -= session.memory_bytes
             session.evict(
-                f"the session was ended: it held {session.memory_bytes >> 20} MB, the most of {len(live)} sessions "
-                f"that held more than session_memory_bytes={self._memory_bytes} together",
+                f"the session was ended: it used {session.memory_bytes >> 20} MB, the most of {len(live)} sessions "
+                f"that exceeded session_memory_bytes={self._memory_bytes} together",
                 FaultKind.TOOL_CRASHED,
                 after_call=not urgent,
             )
 
     async def _monitor(self) -> None:
-        """End sessions that are idle, and watch the memory of those that run, or left programs running."""
+        """End idle sessions, and monitor the memory of all, until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_MONITOR_SECONDS)
             now = time.monotonic()
             for session in tuple(self._sessions):
                 if not session.busy and now - session.last_used > session.limits.idle_seconds:
@@ -218,16 +222,15 @@ class SessionPool:
             await self._measure_if_full()
 
     async def _measure_if_full(self) -> None:
-        """Measure all sessions, if the pool holds as much as they may: most hold less than they did at the end of
-        their last call."""
+        """Measure all sessions if the whole pool exceeds their limit. Most use less than after their last call."""
         group = self._setup.group
         try:
             if group is None or group.memory_now() <= self._memory_bytes:
                 return
-        except OSError:  # a group that can be read no more counts nothing
+        except OSError:  # the group was removed
             return
         for number, session in enumerate(tuple(self._sessions), 1):
-            with contextlib.suppress(OSError):  # a group that can be read no more counts as it did
+            with contextlib.suppress(OSError):  # the group was removed: keep the earlier value
                 session.measure()
             if number % _MEASURED_AT_ONCE == 0:
                 await asyncio.sleep(0)

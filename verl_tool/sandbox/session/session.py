@@ -1,16 +1,14 @@
-"""A session: Python state, files and programs of one trajectory, isolated and limited as a run is, for as long as it
-lives.
+"""A session: Python state, files and programs of one trajectory, isolated and limited like a run.
 
     async with pool.session(files={"data.csv": b"a,b"}) as session:
         await session.run("rows = open('data.csv').read()")
         result = await session.run("rows.split(',')", interactive=True)      # result.stdout == "['a', 'b']\\n"
         listing = await session.exec("ls -l")
 
-Its Python state is a process that forks before each cell (`inside.keeper`): a cell that does not come to its end is
-undone, and the state is that before it. What a fork of the kernel's does not undo stays: files in the session's
-folder, positions in files that were open before, and what was written to shared maps, pipes and sockets. What no fork
-can carry is ended with its cell, and told in the result: threads, and other processes. A cell has a process id of its
-own.
+The Python state is a process that forks before each cell (`inside.keeper`). If a cell does not end by itself, it is
+undone: the state is that before the cell. This does not undo changes to files in the session's folder, positions in
+files that were open before, and what was written to shared maps, pipes and sockets. Threads and other processes cannot
+be forked. They are ended with their cell and reported in its result. Each cell has a process id of its own.
 """
 
 from __future__ import annotations
@@ -63,34 +61,34 @@ _UNPACK = "exec tar -xpSf - --no-same-owner --delay-directory-restore"
 
 
 class SessionProcess:
-    """A program that a session goes on running: see `Session.spawn`."""
+    """A program that runs independently of the session's calls. See `Session.spawn`."""
 
     def __init__(self, worker: Worker, run_id: int, ended: asyncio.Future[RunStatus]) -> None:
         self._worker, self._run_id, self._ended = worker, run_id, ended
 
     @property
     def running(self) -> bool:
-        """Whether it, or anything that it started, is left."""
+        """Whether it, or a process that it started, is running."""
         return not self._ended.done()
 
     def kill(self, reason: int = wire.CANCELLED) -> None:
-        """End it with all that it started, for a limit that `wire` numbers; `wait` tells when they are gone."""
+        """End it with all processes that it started. `reason` is the number of a limit in `wire`. Does not wait."""
         self._worker.kill(self._run_id, reason)
 
     async def wait(self) -> RunStatus:
-        """Until it has ended with all that it started. Raises SandboxError if its forkserver died."""
+        """Wait until it and all processes that it started have ended. Raises SandboxError if its forkserver died."""
         return await asyncio.shield(self._ended)
 
 
 class Session:
-    """One session. `start` and `close` it, or use it as a context manager. Its calls are done one after the other.
+    """One session. Call `start` and `close`, or use it as a context manager. Its calls run one after the other.
 
-    Calls raise `ToolFault` with the kind ``state_lost`` if the session was evicted or has lost its forkserver: neither
-    is its program's doing. What a program brings upon itself is in its result.
+    Calls raise `ToolFault` with the kind ``state_lost`` if the session was evicted or its forkserver died, which is not
+    the program's fault. Failures of the program are reported in its result.
     """
 
     def __init__(self, pool: SessionPool, limits: SessionLimits, files: Mapping[str, bytes]) -> None:
-        """Nothing is started yet. Raises ConfigError if a file cannot be named so, or they exceed the disk limit."""
+        """Store the settings. Raises ConfigError if a file name is invalid, or the files exceed the disk limit."""
         check_names(files, ())
         size = sum(map(len, files.values()))
         if size > limits.disk_bytes:
@@ -104,33 +102,33 @@ class Session:
         self._keeper = InterpreterHandle(limits, self._other_interpreters)
         self._processes: dict[int, SessionProcess] = {}
         self._branches: list[Session] = [self]
-        """All that share its folders, its limits and its lock: itself, and what was forked from it or with it."""
+        """All sessions that share its folders, limits and lock: itself and all forks of the same original."""
         self._number = 0
         self._numbers = itertools.count(1)
         self._wall = 0.0
         self._lost = "the session has not been started"
         self._lost_kind = FaultKind.STATE_LOST
         self._closing: asyncio.Task[None] | None = None
-        self._attended = False
-        """Whether it has a companion, in whose turn its own calls are made."""
+        self._has_companion = False
+        """Whether it has a companion, whose slot its own calls use."""
         self.last_used = time.monotonic()
-        """Of `time.monotonic`."""
+        """Time of the last use, by `time.monotonic`."""
         self.memory_bytes = 0
-        """After its last call, as its control group counts; 0 without one."""
+        """Memory after its last call, as counted by its control group. 0 without one."""
 
     @property
     def lost(self) -> bool:
-        """Whether it takes no calls: it ends, or has not been started."""
+        """Whether it rejects calls, because it is ending or has not been started."""
         return bool(self._lost)
 
     @property
     def busy(self) -> bool:
-        """Whether a call goes on, or it has a companion."""
-        return self._lock.locked() or self._attended
+        """Whether a call is in progress, or it has a companion."""
+        return self._lock.locked() or self._has_companion
 
     @property
     def shared(self) -> bool:
-        """Whether there are branches of it, or it is one, whose others live."""
+        """Whether it shares its folders with a branch."""
         return len(self._branches) > 1
 
     async def __aenter__(self) -> Session:
@@ -141,8 +139,11 @@ class Session:
         await self.close()
 
     async def start(self) -> None:
-        """Make its folders and its interpreter. Raises ToolFault ``overloaded`` if there are too many sessions already,
-        ConfigError if its files cannot be laid out as they are named, and SandboxError if the sandbox failed."""
+        """Make its folders and start its interpreter.
+
+        Raises ToolFault ``overloaded`` if there are too many sessions, ConfigError if its files cannot be written under
+        their names, and SandboxError if the sandbox failed.
+        """
         self._pool.admit(self)
         try:
             self._worker = await self._pool.worker()
@@ -155,7 +156,7 @@ class Session:
         self.touch()
 
     def touch(self) -> None:
-        """Count it as used now: what is idle for too long is evicted."""
+        """Record that it is used now. A session that is idle for too long is evicted."""
         self.last_used = time.monotonic()
 
     async def run(
@@ -169,12 +170,12 @@ class Session:
     ) -> CellResult:
         """Run a cell of Python in the session's state.
 
-        `interactive`: ``await`` is allowed at the top level, and the value of a last expression goes to
-        `sys.displayhook`, which prints it unless it is None. `wall_seconds`: instead of the session's limit of one
-        call. `counted`: tracebacks name it ``<cell N>``, the Nth of those that are counted; else ``<cell>``.
+        With `interactive`, ``await`` is allowed at the top level, and the value of a last expression is passed to
+        `sys.displayhook`, which prints it unless it is None. `wall_seconds` overrides the limit of one call.
+        Tracebacks call the cell ``<cell N>`` if it is `counted`, and ``<cell>`` otherwise.
 
-        Raises ToolFault ``state_lost`` (see the class), and SandboxError if the sandbox failed; the state is then that
-        before the cell.
+        Raises ToolFault ``state_lost`` (see the class), and SandboxError if the sandbox failed; the state is that
+        before the cell then.
         """
         with contextlib.closing(JobFiles(encode(code), encode(stdin), {})) as job:
             async with self._turn():
@@ -196,9 +197,11 @@ class Session:
         env: Mapping[str, str] = _NOTHING,
         cwd: str = wire.WORK_DIRECTORY,
     ) -> RunResult:
-        """Run a program in the session's folders, by its arguments or a command line for ``bash -c``; when it ends, all
-        that it started is ended. `wall_seconds`: instead of the session's limit of one call. `env`: variables on top of
-        those that every program of the sandbox has. A relative `cwd` counts from the session's folder.
+        """Run a program in the session's folders. Processes that it leaves running are ended.
+
+        `command` is a list of arguments, or a command line for ``bash -c``. `wall_seconds` overrides the limit of one
+        call. `env` are variables in addition to those of every program in the sandbox. A relative `cwd` is relative to
+        the session's folder.
 
         Raises ToolFault ``state_lost`` (see the class), and SandboxError if the sandbox failed.
         """
@@ -223,9 +226,10 @@ class Session:
         cwd: str = wire.WORK_DIRECTORY,
         terminal: bool = False,
     ) -> SessionProcess:
-        """Start a program that goes on running beside the session's calls, until it ends or the session does.
-        `streams`: descriptors of its stdin, stdout and stderr; the caller closes its own. `terminal`: stdin is a
-        terminal (pty(7)), which is to control the program. The rest is as of `exec`.
+        """Start a program that runs independently of the session's calls, at most until the session ends.
+
+        `streams` are descriptors of stdin, stdout and stderr, which the caller closes. With `terminal`, stdin is a
+        terminal (pty(7)) that controls the program. The other arguments are those of `exec`.
 
         Raises ToolFault ``state_lost`` (see the class), and SandboxError if the sandbox failed.
         """
@@ -238,21 +242,21 @@ class Session:
                         retryable=False,
                     )
                 process = self._begin(job, replace(self.limits, wall_seconds=float("inf")), streams)
-        asyncio.get_running_loop().create_task(self._look_after(process))
+        asyncio.get_running_loop().create_task(self._enforce_limits(process))
         self.touch()
         return process
 
     async def fork(self) -> Session:
-        """A second session with the same Python state and files.
+        """Make a second session with the same Python state and files.
 
-        The two share one confinement: user, limits (of disk, memory, processes and CPU time), and the turns of their
-        calls. Each finds its own files at the usual paths. Programs of one are not kept from harming the other on
-        purpose, as by killing its processes. Files that were open are shared, with their positions; random generators
-        go on alike in both.
+        The two sessions share the user and the limits (of disk, memory, processes and CPU time), and their calls run
+        one after the other. Each finds its own files at the usual paths. The sessions are not isolated from each other:
+        a program of one can, for example, kill processes of the other. Open files and their positions are shared.
+        Random generators continue with the same numbers in both.
 
-        Raises ToolFault ``overloaded`` if there are too many sessions already and ``state_lost`` (see the class), and
-        SandboxError if a program of `spawn` is running, which cannot be copied, there is no room for the files, or the
-        Python state was lost and no cell has told so yet.
+        Raises ToolFault ``overloaded`` if there are too many sessions and ``state_lost`` (see the class), and
+        SandboxError if a program of `spawn` is running, which cannot be copied, the files do not fit on the disk, or
+        the Python state was lost and no cell has reported it yet.
         """
         branch = Session(self._pool, self.limits, {})
         self._pool.admit(branch)
@@ -285,7 +289,7 @@ class Session:
             raise SandboxError(f"the session's files cannot be copied: {complaint}", retryable=False)
 
     async def _command(self, line: str) -> tuple[RunStatus, str]:
-        """Run a command of ours in the session's confinement; its end and what it complained of."""
+        """Run a shell command of the pool in the session. Return its status and the text on stderr."""
         with contextlib.closing(JobFiles(_packed(line, _NOTHING, wire.BOX), b"", {})) as job:
             finished = await self._ended(self._begin(job, self.limits, ()), self.limits.wall_seconds + ANSWER_SECONDS)
             return finished, job.output(1000).stderr.decode(errors="replace").strip()
@@ -302,9 +306,11 @@ class Session:
         return [branch._keeper for branch in self._branches if branch is not self]
 
     async def end_programs(self) -> None:
-        """End all that runs in it: its Python state, and the programs of `spawn`. Its files stay, and the wall time of
-        all its calls is counted anew: the session is somebody else's from now on, such as a verifier's. Raises
-        ToolFault ``state_lost`` (see the class), and SandboxError if something does not end, or is a branch's."""
+        """End its Python state and the programs of `spawn`, and reset the wall time of its calls. Its files remain.
+
+        This prepares the session for another user, such as a verifier. Raises ToolFault ``state_lost`` (see the class),
+        and SandboxError if a process does not end, or the session shares its folders with a branch.
+        """
         async with self._lock:
             self._require()
             if self.shared:
@@ -321,29 +327,29 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def companion(self, limits: SessionLimits) -> AsyncIterator[Session]:
-        """A session beside this one, for programs that judge what this one's have left.
+        """Start a second session, for programs that judge the results of this one.
 
-        The two have nothing in common that a program could use: another user, other processes, other folders and
-        limits, even another user namespace where there are no users. What the companion is to see of this session,
-        `copy_files` brings. While it lives, this session is not idle, and its calls need no turn of their own: they
-        are made for a call of the companion, which has one.
+        The sessions are isolated from each other: they have different users, processes, folders and limits, and
+        different user namespaces where users are not available. `copy_files` copies what the companion may see. While
+        it exists, this session is not idle. Its calls need no slots of their own, since they are part of a call of the
+        companion.
 
-        Raises as `start` does, but not that there are too many sessions: further companions wait.
+        Raises the errors of `start`, except that for too many sessions: further companions wait.
         """
         async with self._pool.companions, self._pool.uncounted(limits) as companion:
-            self._attended = True
+            self._has_companion = True
             try:
                 yield companion
             finally:
-                self._attended = False
+                self._has_companion = False
                 self.touch()
 
     async def copy_files(self, target: Session, wall_seconds: float) -> str:
-        """Copy what is in the work folder and in /tmp into those of another session, modes, times and links included.
-        What this session's user has locked to itself is opened first.
+        """Copy the work folder and /tmp to those of another session, including modes, times and links.
 
-        Return why not all of it was copied, if so; else an empty text. Raises ToolFault ``state_lost`` (see the class),
-        and SandboxError if the sandbox failed, or lacks the programs for it (``find``, ``tar``).
+        Files that are unreadable for this session's user are made readable first. Returns the reason if not everything
+        was copied, and otherwise an empty text. Raises ToolFault ``state_lost`` (see the class), and SandboxError if
+        the sandbox failed, or does not contain ``find`` and ``tar``.
         """
         async with self._turn(), target._lock:
             target._require()
@@ -374,33 +380,33 @@ class Session:
                 os.close(fd)
 
     def whole(self) -> bool:
-        """Whether its folders are where they were: its programs can move them, and put links in their places."""
+        """Return whether its folders are unchanged. Its programs can move them, and replace them by links."""
         return self._files is not None and self._files.whole()
 
     async def read_file(self, path: str) -> bytes:
-        """A file in the session's folder or in its /tmp. Raises OSError as `open` does; links are not followed."""
+        """Read a file in the session's folder or in its /tmp, without following links. Raises OSError like `open`."""
         async with self._lock:
             self._require()
             self.touch()
             return await _in_thread(partial(self.own_files().read, path))
 
     async def write_file(self, path: str, content: bytes) -> None:
-        """Make or replace such a file, and the folders above it. Raises OSError as `open` does."""
+        """Write such a file, and make the folders above it. Raises OSError like `open`."""
         async with self._lock:
             self._require()
             self.touch()
             await _in_thread(partial(self.own_files().write, path, content))
 
     async def upload(self, source: Path, target: str) -> None:
-        """Copy a file, or what is in a folder, of this machine to `target`. Raises OSError."""
+        """Copy a file, or the content of a folder, from this machine to `target`. Raises OSError."""
         await transfer.upload(self, source, target, self.limits.disk_bytes)
 
     async def download(self, source: str, target: Path) -> None:
-        """Copy a file, or what is in a folder, to `target` on this machine. See `Sandbox.download`."""
+        """Copy a file, or the content of a folder, to `target` on this machine. See `Sandbox.download`."""
         await transfer.download(self, source, target)
 
     async def close(self) -> None:
-        """End all that runs in it, and remove its files."""
+        """End all its processes and remove its files."""
         self._lost = self._lost or "the session was closed"
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
@@ -409,19 +415,22 @@ class Session:
     stop = close
 
     def worker_died(self, worker: Worker) -> None:
-        """Its forkserver, and so all of it, if it is this one."""
+        """Handle the death of a forkserver, which ends the session if it is its own."""
         if worker is self._worker:
             self.evict("the forkserver of the session died")
 
     def evict(self, reason: str, kind: FaultKind = FaultKind.STATE_LOST, *, after_call: bool = False) -> None:
-        """Close it soon; whoever calls it gets a fault of this kind with the reason. `after_call`: not before the call
-        that goes on has ended, whose result stands; what `spawn` started is not waited for."""
+        """Close it in a task. Later calls raise a fault of this kind with the reason.
+
+        With `after_call`, it is closed after the call in progress, which keeps its result. Programs of `spawn` are not
+        waited for.
+        """
         if not self._lost:
             self._lost, self._lost_kind = reason, kind
             self._pool.close_soon(self._close_after_call() if after_call else self.close())
 
     def own_files(self) -> SessionFiles:
-        """Its files, in their places, also while a call goes on. Raises ToolFault ``state_lost``."""
+        """Move its files to their paths and return them, even during a call. Raises ToolFault ``state_lost``."""
         self._require()
         assert self._files is not None
         try:
@@ -433,10 +442,10 @@ class Session:
         return self._files
 
     async def _leave(self, other: Session) -> None:
-        """Take its own files away, and leave the rest to the other branches. Its keeper ends when its channel does."""
+        """Remove its own files only, since other branches exist. Its keeper exits when its channel is closed."""
         if all(branch._keeper.run_id != self._keeper.run_id for branch in self._branches):
             await self._keeper.end()
-        with contextlib.suppress(ToolFault, SandboxError):  # then all of them end
+        with contextlib.suppress(ToolFault, SandboxError):  # in which case all branches end
             other.own_files()
             names = [wire.BRANCH_FOLDER.format(number=self._number, name=name) for name in FOLDERS]
             await other._command(f"cd {wire.BOX} && rm -rf {' '.join(names)}")
@@ -470,7 +479,7 @@ class Session:
             self._pool.give_group(self._group, gone=exited)
 
     async def _end_all(self) -> bool:
-        """Whether nothing is left of it."""
+        """End all its processes. Return whether all of them have exited."""
         for process in self._processes.values():
             process.kill()
         futures = {process._ended for process in self._processes.values()}
@@ -483,14 +492,14 @@ class Session:
                 future.add_done_callback(ignore)
         return all(f.done() and not f.cancelled() and f.exception() is None and f.result().gone for f in futures)
 
-    # The turns of calls.
+    # Order of calls:
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """One call at a time, and none on a session that has lost its state."""
+        """Make one call at a time, each in a slot of the pool. Raises ToolFault if the session has lost its state."""
         async with self._lock:
             self._require()
-            slot = None if self._attended else await self._pool.run_slots.enter()
+            slot = None if self._has_companion else await self._pool.run_slots.enter()
             started = time.monotonic()
             try:
                 self._require()
@@ -511,12 +520,12 @@ class Session:
             raise ToolFault(self._lost_kind, self._lost, retryable=False)
 
     def _require_result(self) -> None:
-        """As `_require`, behind a call: the result of one that an eviction waits for stands."""
+        """Check the session after a call. The result is valid if an eviction waits for the call."""
         if self._closing is not None:
             self._require()
 
     def measure(self) -> None:
-        """Find out what memory it holds."""
+        """Measure its memory."""
         if self._group is not None and not self._lost:
             for branch in self._branches:
                 branch.memory_bytes = self._group.memory_now() // len(self._branches)
@@ -525,22 +534,22 @@ class Session:
     def _cpu(self) -> float:
         return self._group.cpu_seconds() if self._group is not None else 0.0
 
-    def _wall_left(self, wanted: float | None) -> float:
+    def _wall_left(self, requested: float | None) -> float:
         left = self.limits.total_wall_seconds - self._wall
-        return max(0.01, min(self.limits.wall_seconds if wanted is None else wanted, left))
+        return max(0.01, min(self.limits.wall_seconds if requested is None else requested, left))
 
     def _exhausted(self) -> str | None:
-        """The limit of the whole session that leaves nothing for a further call."""
+        """Return the limit of the whole session that is used up, None if there is none."""
         if self._wall >= self.limits.total_wall_seconds:
             return "total_wall_seconds"
         if self.limits.cpu_seconds is not None and self._cpu() >= self.limits.cpu_seconds:
             return "cpu_seconds"
         return None
 
-    # Programs.
+    # Programs:
 
     def _begin(self, job: JobFiles, limits: SessionLimits, streams: Sequence[int]) -> SessionProcess:
-        """Start a command. `streams`: its stdin, stdout and stderr; the job's own if there are none."""
+        """Start a command. `streams` are its stdin, stdout and stderr. If empty, those of the job are used."""
         assert self._worker is not None
         order = (streams[1], streams[2], streams[0]) if streams else ()
         try:
@@ -552,8 +561,8 @@ class Session:
         finished.add_done_callback(lambda _: self._processes.pop(run_id, None))
         return process
 
-    async def _look_after(self, process: SessionProcess) -> None:
-        """Hold a process of `spawn` to the session's limits while it lives."""
+    async def _enforce_limits(self, process: SessionProcess) -> None:
+        """Enforce the session's limits on a process of `spawn` until it ends."""
         with (
             contextlib.suppress(SandboxError),
             self._pool.enforced(self._group, self.limits, process.kill),
@@ -561,7 +570,7 @@ class Session:
             await process.wait()
 
     async def _ended(self, process: SessionProcess, seconds: float) -> RunStatus:
-        """The end of a command, or its limit's."""
+        """Wait for the end of a command, by itself or by a limit."""
         assert self._worker is not None
         timer = asyncio.get_running_loop().call_later(seconds, self._worker.abandon)
         try:
@@ -581,7 +590,7 @@ class Session:
             raise SandboxError(f"a command could not be set up: {job.failure()}", retryable=True)
         if self._group is not None:
             ended = oom_kills.judge_by_group(ended, self._group, self._pool.fair_share)
-        exit_code, killed_by = _ending(ended.status)
+        exit_code, killed_by = _parse_status(ended.status)
         return job.result(
             self.limits,
             exit_code=exit_code,
@@ -592,10 +601,10 @@ class Session:
             peak_memory_bytes=ended.peak_memory_bytes,
         )
 
-    # The Python state.
+    # Python state:
 
     async def _start_interpreter(self, files: Mapping[str, bytes]) -> None:
-        """Start a fresh interpreter in the session's folders; in new ones if it has none, with `files` in them."""
+        """Start a fresh interpreter in the session's folders. The first call makes them and writes `files`."""
         assert self._worker is not None
         with contextlib.closing(JobFiles(b"", b"", files)) as job:
             try:
@@ -629,17 +638,17 @@ class Session:
         return self._cell_result(job, done, time.monotonic() - started, self._cpu() - cpu, None)
 
     async def _dead_interpreter_result(self, job: JobFiles) -> CellResult:
-        """The result of a cell that is not run, for there is no state in which it could."""
+        """Return the result of a cell that is not run because its state was lost."""
         await self._reap_interpreter()
         self._keeper.limit_hit = wire.NO_LIMIT
         return self._cell_result(job, None, 0.0, 0.0, None)
 
     async def _reap_interpreter(self) -> None:
-        """As `Keeper.bury`. Raises ToolFault if the forkserver has died, or the session was closed."""
+        """Reap the interpreter. Raises ToolFault if the forkserver has died, or the session was closed."""
         if self._files is not None:
             self._require_result()
         try:
-            await self._keeper.bury()
+            await self._keeper.reap()
         except WorkerExitedError as error:
             raise self._state_lost(error) from error
 
@@ -648,17 +657,17 @@ class Session:
         return ToolFault(self._lost_kind, self._lost, retryable=False)
 
     def _cell_result(
-        self, job: JobFiles, done: Done | None, wall: float, cpu: float, refused: str | None
+        self, job: JobFiles, done: Done | None, wall: float, cpu: float, exhausted: str | None
     ) -> CellResult:
-        """`done`: None if the keeper is gone, or the cell was `refused` for a limit."""
-        hit = refused or self._judged_limit(done)
-        state = "kept" if refused else "lost"
-        exit_code, killed_by = None, None if refused else int(signal.SIGKILL)
+        """Make the result of a cell. `done` is None if the keeper exited, or a limit is `exhausted`."""
+        hit = exhausted or self._determine_limit(done)
+        state = "kept" if exhausted else "lost"
+        exit_code, killed_by = None, None if exhausted else int(signal.SIGKILL)
         if done is not None and done.outcome == wire.PRESERVED:
             state, exit_code, killed_by, hit = "kept", done.status, None, None
         elif done is not None:
             state = "rolled_back"
-            exit_code, killed_by = _ending(done.status)
+            exit_code, killed_by = _parse_status(done.status)
             hit = hit or ("cpu_seconds" if killed_by == signal.SIGXCPU else None)
         result = job.result(
             self.limits,
@@ -673,8 +682,8 @@ class Session:
         threads, processes = (done.threads, done.processes) if done is not None else (0, 0)
         return CellResult(**known, state=state, ended_threads=threads, ended_processes=processes)
 
-    def _judged_limit(self, done: Done | None) -> str | None:
-        """Which limit ended the cell. Raises if the kernel killed it for memory that others had taken."""
+    def _determine_limit(self, done: Done | None) -> str | None:
+        """Return the limit that ended the cell. Raises if the kernel killed it for the memory use of others."""
         hit = wire.LIMIT_NAMES[self._keeper.limit_hit]
         if self._group is None or not self._group.lost_process():
             return hit
@@ -686,8 +695,10 @@ class Session:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """What `work` returns. A large file takes tens of milliseconds; a cancelled call waits for its end all the same,
-    for it uses the session's folders."""
+    """Return ``work()``, computed in a thread, since a large file takes tens of milliseconds.
+
+    A cancelled call waits for its end too, because it uses the session's folders.
+    """
     running = asyncio.get_running_loop().run_in_executor(None, work)
     try:
         return await asyncio.shield(running)
@@ -696,15 +707,15 @@ async def _in_thread(work: Callable[[], T]) -> T:
         raise
 
 
-def _ending(status: int) -> tuple[int | None, int | None]:
-    """Exit code or signal of a wait status."""
+def _parse_status(status: int) -> tuple[int | None, int | None]:
+    """Return the exit code and the signal of a wait status, of which one is None."""
     if os.WIFSIGNALED(status):
         return None, os.WTERMSIG(status)
     return os.WEXITSTATUS(status), None
 
 
 def _packed(command: str | Sequence[str], env: Mapping[str, str], cwd: str, terminal: bool = False) -> bytes:
-    """What `inside.command` reads."""
+    """Encode a command for `inside.command`."""
     arguments = ["bash", "-c", command] if isinstance(command, str) else list(command)
     if not arguments:
         raise ConfigError("a command has no words; give the program's name at least")
