@@ -194,7 +194,7 @@ class ServiceSandbox:
         command: list[str],
         readable: list[str],
         procs_files: list[int],
-    ) -> dict[str, object]:
+    ) -> dict[str, Any]:
         """Return the settings that `inside.service` reads."""
         assert self._interpreter is not None
         folder = bubblewrap.place(os.path.dirname(self._interpreter.executable))
