@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "mkdocs.yml"
 STAGED = ROOT / "build/docs"
 SITE = ROOT / "build/site"
-PAGES = ("*.md", "assets/docs/*.md", "eval_service/README.md", "examples/train/README.md", "examples/train/*/README.md")
+PAGES = (
+    *("*.md", "assets/docs/*.md", "assets/docs/agents/*.md", "eval_service/README.md"),
+    *("examples/train/README.md", "examples/train/*/README.md"),
+)
 _LINK = re.compile(r"(?<=\]\()(?P<markdown>[^)\s]+)(?=\))|(?<=src=\")(?P<html>[^\"]+)(?=\")")
 _FENCE = re.compile(r"^ {0,3}(```|~~~)")
 

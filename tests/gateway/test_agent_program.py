@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -13,7 +14,7 @@ from agent_sessions import make_session
 from real_templates import TemplateTokenizer
 from template_families import QWEN
 
-from verl_tool.errors import SandboxError
+from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.gateway.agent_program import MAX_OUTPUT, AgentProgram, ProgramResult, _read_result, run_program
 from verl_tool.sandbox.isolation.levels import Level, strongest
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
@@ -128,6 +129,67 @@ async def test_placeholders_in_a_task_stay(socket: Path) -> None:
     result = await run_program(sandbox, program, session, socket, "print {key} and {session}")
     await sandbox.close()
     assert result.output == "s: print {key} and {session}\n"
+
+
+PYTHON = """
+import json, os, urllib.request
+
+def plain(session, row):
+    with urllib.request.urlopen(session.base_url + "/models") as answer:
+        print(answer.read().decode(), session.id, session.key == os.environ["OPENAI_API_KEY"])
+    print(session.anthropic_base_url, json.dumps(row, sort_keys=True), os.listdir())
+
+class Agent:
+    async def run(self, session, row):
+        print("async", row["messages"][-1]["content"])
+
+class Broken:
+    pass
+"""
+SESSION = "http://127.0.0.1:8000/sessions/s"
+MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "do it"}]
+ROW = {"messages": MESSAGES}
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "printed"),
+    [
+        ("plain", 0, f"GET /sessions/s/v1/models HTTP/1.1 s True\n{SESSION} {json.dumps(ROW, sort_keys=True)} []\n"),
+        ("Agent", 0, "async do it\n"),
+        ("Broken", 1, "Broken is no function and no class with run(session, row)\n"),
+        ("nothing", 1, "agent.py has no nothing\n"),
+    ],
+)
+async def test_a_python_function_or_class_is_a_program(
+    socket: Path, tmp_path: Path, name: str, code: int, printed: str
+) -> None:
+    file = tmp_path / "agent.py"
+    file.write_text(PYTHON)
+    sandbox, session = ServiceSandbox(), make_session(TemplateTokenizer("Qwen-Qwen3-0.6B", QWEN), [])
+    program = AgentProgram(python=f"{file}:{name}").resolve()
+    result = await run_program(sandbox, program, session, socket, "do it", messages=MESSAGES)
+    await sandbox.close()
+    assert result.exit_code == code
+    assert result.output.endswith(printed)
+
+
+def test_a_python_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no file"):
+        AgentProgram(python=f"{tmp_path}/agent.py:run").resolve()
+    for target in ("agent.py", "agent:", ":run"):
+        with pytest.raises(ConfigError, match=r"is not FILE.py:NAME or package.module:NAME"):
+            AgentProgram(python=target).resolve()
+    assert AgentProgram(python="a.b:run").resolve().python == "a.b:run"
+
+
+async def test_a_program_gets_the_whole_conversation(socket: Path) -> None:
+    sandbox, session = ServiceSandbox(), make_session(TemplateTokenizer("Qwen-Qwen3-0.6B", QWEN), [])
+    program = AgentProgram(command=("echo", "{system}|{prompt}|{messages}|{context}"), context_tokens=32768)
+    result = await run_program(sandbox, program, session, socket, "do it", messages=MESSAGES)
+    alone = await run_program(sandbox, program, session, socket, "do it")
+    await sandbox.close()
+    assert result.output == f"be brief|be brief\n\ndo it|{json.dumps(MESSAGES)}|32768\n"
+    assert alone.output.startswith("|do it|")
 
 
 async def test_what_cannot_be_started_is_an_error(socket: Path) -> None:

@@ -128,3 +128,18 @@ def _image():
     file = BytesIO()
     Image.new("RGB", (2, 2)).save(file, "PNG")
     return read_media(file.getvalue())
+
+
+async def test_an_agent_reads_no_markup_of_harmony() -> None:
+    [family] = [each for each in FAMILIES if each.format == "harmony"]
+    thought = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
+    look = f"{thought}<|channel|>commentary<|message|>I look it up.<|end|><|start|>assistant"
+    turns = [look + family.write([("", "Oslo")]), f"{thought}<|channel|>final<|message|>It is warm.<|return|>"]
+    session = make_session(TemplateTokenizer(family.template, family.ends), turns, "harmony")
+    first = await ask(session, ASKED, tools=(TOOL,))
+    assert (first.answer.thoughts, first.answer.text) == ("Let me see.", "I look it up.")
+    assert [(call.name, call.arguments) for call in first.answer.calls] == [("weather", '{"city":"Oslo"}')]
+    messages = (ASKED, first.answer.message, say("tool", "7", answers=0))
+    last = await ask(session, *messages, tools=(TOOL,))
+    assert (last.answer.thoughts, last.answer.text, last.answer.calls) == ("Let me see.", "It is warm.", ())
+    assert len((await session.finish()).rows) == 1

@@ -29,8 +29,11 @@ STARTED = {
     "claude_code": "node_modules/.bin/claude",
     "codex": "node_modules/.bin/codex",
     "mini_swe_agent": "mini/bin/mini",
+    "openai_agents": "openai_agents/bin/python",
     "opencode": "node_modules/.bin/opencode",
     "pi": "node_modules/.bin/pi",
+    "qwen_code": "node_modules/.bin/qwen",
+    "smolagents": "smolagents/bin/smolagent",
 }
 TOKENIZER = TemplateTokenizer("Qwen-Qwen3-0.6B", QWEN)
 
@@ -46,6 +49,8 @@ def shell(preset: str, command: str) -> str:
         return call("exec_command", cmd=command)
     if preset == "claude_code":
         return call("Bash", command=command, description="d")
+    if preset == "qwen_code":
+        return call("run_shell_command", command=command, is_background=False)
     described = {"description": "d"} if preset == "opencode" else {}
     return call("bash", command=command, **described)
 
@@ -54,7 +59,10 @@ class Scripted(WritingGenerator):
     """Lists the folder, writes the answer, and ends; a request for a title is answered with one."""
 
     def __init__(self, preset: str) -> None:
-        ends = {"mini_swe_agent": call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")}
+        ends = {
+            "mini_swe_agent": call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+            "smolagents": call("final_answer", answer="42"),
+        }
         steps = [shell(preset, "ls; cat note.txt"), shell(preset, "echo 42 > answer.txt")]
         super().__init__(TOKENIZER, [*steps, ends.get(preset, "Done: 42.<|im_end|>")])
 
@@ -91,6 +99,7 @@ async def test_a_real_agent_is_one_row(preset: str, tmp_path: Path) -> None:
     await sandbox.close()
     await server.close(1.0)
     assert result.files == {"answer.txt": "42\n"}, result.output
+    assert generator.turns == [], result.output
     assert (len(rollout.rows), rollout.num_turns, generator.turns) == (1, 3, [])
 
 
@@ -99,5 +108,7 @@ def test_what_is_not_installed_or_not_known_is_named(tmp_path: Path) -> None:
         AgentProgram(preset="pi", install=str(tmp_path / "none")).resolve()
     with pytest.raises(ConfigError, match="known: claude_code"):
         AgentProgram(preset="nobody").resolve()
-    with pytest.raises(ConfigError, match="set one"):
+    with pytest.raises(ConfigError, match="none of command, python and preset; set one"):
         AgentProgram().resolve()
+    with pytest.raises(ConfigError, match="has command and python; set one"):
+        AgentProgram(command=("true",), python="a:b").resolve()

@@ -36,6 +36,8 @@ class AgentTask:
     """The last message."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """For its working directory, by path."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    """The whole conversation; empty: the text is all. No other column: it may hold the answer."""
 
     @classmethod
     def of_row(
@@ -46,9 +48,9 @@ class AgentTask:
             raise ConfigError(
                 f"{where} has a verifier, which checks a tool's workspace; a program has none. Grade its files"
             )
-        text = str(text_messages(messages, where)[-1]["content"])
+        texts = text_messages(messages, where)
         unpacked = {name: file.content for name, file in unpack(files).items()} if is_present(files) else {}
-        return cls(text, unpacked)
+        return cls(str(texts[-1]["content"]), unpacked, texts)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,9 @@ class AgentHost:
         the program ended."""
         result: ProgramResult | str
         try:
-            result = await run_program(self._sandbox, self.program, session, self._socket, task.text, task.files)
+            result = await run_program(
+                self._sandbox, self.program, session, self._socket, task.text, task.files, task.messages
+            )
         except SandboxError as error:
             result = str(error)
         finally:

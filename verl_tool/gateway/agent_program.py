@@ -8,7 +8,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.gateway.gateway_app import SESSIONS_PATH
+from verl_tool.gateway.inside.python_program import ROW_FILE
 from verl_tool.gateway.presets import PRESETS
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.sandboxed_service import RunningService, SandboxedService, ServiceSandbox
@@ -27,31 +28,49 @@ MAX_OUTPUT = 64 << 10
 """Bytes of a program's output that are kept: the last ones."""
 MAX_FILE = 256 << 10
 """Bytes of a file that is kept."""
-_FORWARDER = (Path(__file__).parent / "inside" / "forwarder.py").read_text(encoding="utf-8")
+_INSIDE = Path(__file__).parent / "inside"
+_FORWARDER = (_INSIDE / "forwarder.py").read_text(encoding="utf-8")
+_PYTHON_PROGRAM = (_INSIDE / "python_program.py").read_text(encoding="utf-8")
 _LINE_BYTES = 64 << 20
 _OPEN_FILES, _DISK_BYTES, _DISK_FILES = 4096, 1 << 30, 1 << 16
-_PLACEHOLDER = re.compile(r"\{(?:task|base_url|key|session)\}")
 _MAX_ARGUMENT = 2000
 """Characters of an argument that a record has."""
+_CONTEXT_TOKENS = 200_000
+_PLACEHOLDER = re.compile(r"\{(?:task|system|prompt|messages|base_url|key|session|context)\}")
 _NOT_STARTED = 127
 """Status of a program that cannot be started in the sandbox."""
 
 
 class AgentProgram(BaseModel):
-    """How the program is started. In `command` and `env`, ``{task}``, ``{base_url}``, ``{key}`` and ``{session}`` are
-    replaced."""
+    """How the program is started. Placeholders in `command` and `env` are replaced:
+
+    | Placeholder | Value |
+    |---|---|
+    | ``{task}`` | text of the row's last message |
+    | ``{system}`` | text of its system messages |
+    | ``{prompt}`` | ``{system}``, an empty line, and ``{task}``; without a system message ``{task}`` |
+    | ``{messages}`` | all its messages as JSON |
+    | ``{base_url}``, ``{key}``, ``{session}`` | of the session |
+    | ``{context}`` | tokens of the model's context |
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     command: tuple[str, ...] = ()
     """The program and its arguments. A program without a folder is looked for next to the Python in use, then on
     PATH."""
+    python: str | None = None
+    """In place of `command`: ``FILE:NAME`` or ``package.module:NAME``, a function ``(session, row)`` or a class with
+    ``run(session, row)``, either of them sync or async (`inside.python_program`)."""
     preset: str | None = None
     """In place of `command`: an agent of `PRESETS`, such as ``claude_code``."""
     install: str = ".agents"
     """The folder that `scripts/install_agents.sh` installed the preset's agent into."""
     env: dict[str, str] = Field(default_factory=dict)
     """In addition to ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY``."""
+    context_tokens: int | None = Field(default=None, ge=1)
+    """The model's context, for ``{context}``: agents compact their conversation before it is full. None: that of the
+    rollout engine in training, 200,000 elsewhere."""
     seconds: float = Field(default=600.0, gt=0)
     """After this long the program is killed."""
     readable: tuple[str, ...] = ()
@@ -75,15 +94,19 @@ class AgentProgram(BaseModel):
         )
 
     def resolve(self) -> AgentProgram:
-        """The program with its preset filled in. Raises ConfigError if it names none, or one that is not installed."""
+        """The program with its preset filled in. Raises ConfigError if it names none or several, a preset that is not
+        installed, or a Python file that is not there."""
+        options = {"command": self.command, "python": self.python, "preset": self.preset}
+        used = [name for name, value in options.items() if value]
+        if len(used) != 1:
+            what = f"has {' and '.join(used)}" if used else "has none of command, python and preset"
+            raise ConfigError(f"gateway.program {what}; set one of them")
+        if self.python is not None:
+            return self.model_copy(update=_find_python(self.python, self.readable))
         if self.preset is None:
-            if not self.command:
-                raise ConfigError("gateway.program has neither command nor preset; set one")
             return self
-        if self.preset not in PRESETS or self.command:
-            known = ", ".join(PRESETS)
-            why = "is set, and command too; set one of them" if self.command else f"is unknown; known: {known}"
-            raise ConfigError(f"gateway.program.preset={self.preset} {why}")
+        if self.preset not in PRESETS:
+            raise ConfigError(f"gateway.program.preset={self.preset} is unknown; known: {', '.join(PRESETS)}")
         install = Path(self.install).absolute()
         if not install.is_dir():
             hint = f"run bash scripts/install_agents.sh {self.install}"
@@ -136,14 +159,27 @@ async def run_program(
     socket: Path,
     task: str,
     files: Mapping[str, bytes] | None = None,
+    messages: Sequence[Mapping[str, Any]] = (),
 ) -> ProgramResult:
     """Run `program` in a fresh sandbox until it exits. socket: Unix socket on which the gateway listens. files: put
-    into its working directory first.
+    into its working directory first. messages: the conversation that ends with `task`; empty: there is nothing else.
 
     Raises SandboxError if it cannot be started.
     """
     base = f"http://127.0.0.1:{PORT}{SESSIONS_PATH}/{session.id}"
-    values = {"{task}": task, "{base_url}": f"{base}/v1", "{key}": session.key, "{session}": session.id}
+    texts = [{"role": str(each["role"]), "content": str(each.get("content") or "")} for each in messages]
+    texts = texts or [{"role": "user", "content": task}]
+    system = "\n\n".join(each["content"] for each in texts[:-1] if each["role"] == "system")
+    values = {
+        "{task}": task,
+        "{system}": system,
+        "{prompt}": f"{system}\n\n{task}" if system else task,
+        "{messages}": json.dumps(texts, ensure_ascii=False),
+        "{base_url}": f"{base}/v1",
+        "{key}": session.key,
+        "{session}": session.id,
+        "{context}": str(program.context_tokens or _CONTEXT_TOKENS),
+    }
     env = {
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_KEY": session.key,
@@ -151,11 +187,12 @@ async def run_program(
         "ANTHROPIC_API_KEY": session.key,
         **{name: _fill(text, values) for name, text in program.env.items()},
     }
+    command = [_fill(text, values) for text in program.command]
+    if program.python is not None:
+        command = ["python", "-c", _PYTHON_PROGRAM, program.python, session.id]
+        files = {**(files or {}), ROW_FILE: json.dumps({"messages": texts}).encode()}
     service = SandboxedService(
-        (
-            *("python", "-c", _FORWARDER, str(socket), str(PORT), json.dumps(program.keep_files)),
-            *(_fill(text, values) for text in program.command),
-        ),
+        ("python", "-c", _FORWARDER, str(socket), str(PORT), json.dumps(program.keep_files), *command),
         env,
         readable=(str(socket.parent), *program.readable),
         loopback=True,
@@ -220,6 +257,19 @@ def _read_result(line: bytes) -> dict[str, Any]:
     if isinstance(result, dict) and ("error" in result or isinstance(result.get("exit"), int)):
         return {"files": {}, **result} if isinstance(result.get("files", {}), dict) else {**result, "files": {}}
     return {"exit": -9, "files": {}}
+
+
+def _find_python(target: str, readable: tuple[str, ...]) -> dict[str, Any]:
+    """Fields of a program for `AgentProgram.python`: a file by its whole path, and readable. Raises ConfigError."""
+    where, _, name = target.rpartition(":")
+    if not where or not name.isidentifier():
+        raise ConfigError(f"gateway.program.python={target} is not FILE.py:NAME or package.module:NAME")
+    if not where.endswith(".py"):
+        return {"python": target}
+    path = Path(where).expanduser().absolute()
+    if not path.is_file():
+        raise ConfigError(f"gateway.program.python={target}: there is no file {path}")
+    return {"python": f"{path}:{name}", "readable": (*readable, str(path))}
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:

@@ -21,8 +21,13 @@ class Preset:
     readable: tuple[str, ...] = ()
 
 
-_QUIET = {"TERM": "dumb", "TASK": "{task}"}
-_CONTEXT = 200_000
+_QUIET = {"TERM": "dumb", "TASK": "{prompt}"}
+_MAX_TOKENS = 8000
+
+
+def _json(settings: object) -> str:
+    """As JSON in which the placeholder ``{context}`` is a number."""
+    return json.dumps(settings).replace('"{context}"', "{context}")
 
 
 def _npm(install: Path, script: str, **env: str) -> Preset:
@@ -32,7 +37,7 @@ def _npm(install: Path, script: str, **env: str) -> Preset:
 
 def _claude_code(install: Path) -> Preset:
     script = (
-        'exec "$AGENTS/node_modules/.bin/claude" -p "$TASK" --output-format json --allowedTools "Bash Read Edit Write"'
+        'exec "$AGENTS/node_modules/.bin/claude" -p "$TASK" --output-format json --permission-mode bypassPermissions'
     )
     return _npm(
         install,
@@ -40,6 +45,7 @@ def _claude_code(install: Path) -> Preset:
         ANTHROPIC_MODEL="model",
         CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
         CLAUDE_CODE_ATTRIBUTION_HEADER="0",
+        CLAUDE_CODE_AUTO_COMPACT_WINDOW="{context}",
         DISABLE_TELEMETRY="1",
     )
 
@@ -47,6 +53,7 @@ def _claude_code(install: Path) -> Preset:
 def _codex(install: Path) -> Preset:
     settings = """model = "model"
 model_provider = "gateway"
+model_context_window = {context}
 approval_policy = "never"
 sandbox_mode = "danger-full-access"
 [model_providers.gateway]
@@ -65,18 +72,18 @@ wire_api = "responses"
 def _pi(install: Path) -> Preset:
     cost = dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0)
     model = {"id": "model", "name": "model", "reasoning": True, "input": ["text"], "cost": cost}
-    model |= {"contextWindow": _CONTEXT, "maxTokens": 8000}
+    model |= {"contextWindow": "{context}", "maxTokens": _MAX_TOKENS}
     provider = {"baseUrl": "{base_url}", "apiKey": "{key}", "api": "openai-completions", "models": [model]}
     script = (
         'mkdir -p "$HOME/.pi/agent"; printf %s "$SETTINGS" > "$HOME/.pi/agent/models.json"; '
         'exec "$AGENTS/node_modules/.bin/pi" -p --mode json --provider gateway --model model "$TASK"'
     )
-    settings = json.dumps({"providers": {"gateway": provider}})
+    settings = _json({"providers": {"gateway": provider}})
     return _npm(install, script, SETTINGS=settings, PI_OFFLINE="1")
 
 
 def _opencode(install: Path) -> Preset:
-    model = {"name": "model", "limit": {"context": _CONTEXT, "output": 8000}, "tool_call": True}
+    model = {"name": "model", "limit": {"context": "{context}", "output": _MAX_TOKENS}, "tool_call": True}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "gateway",
@@ -89,28 +96,62 @@ def _opencode(install: Path) -> Preset:
         'exec "$AGENTS/node_modules/.bin/opencode" run --format json "$TASK"'
     )
     disabled = ("OPENCODE_DISABLE_MODELS_FETCH", "OPENCODE_DISABLE_AUTOUPDATE", "OPENCODE_DISABLE_LSP_DOWNLOAD")
-    return _npm(install, script, SETTINGS=json.dumps(settings), **dict.fromkeys(disabled, "1"))
+    return _npm(install, script, SETTINGS=_json(settings), **dict.fromkeys(disabled, "1"))
+
+
+def _qwen_code(install: Path) -> Preset:
+    settings = {
+        "general": {"disableAutoUpdate": True, "enableAutoUpdate": False},
+        "privacy": {"usageStatisticsEnabled": False},
+        "telemetry": {"enabled": False},
+        "model": {"generationConfig": {"contextWindowSize": "{context}"}},
+        "tools": {"shell": {"enableInteractiveShell": False}},  # the sandbox has no pseudo-terminals
+    }
+    script = (
+        'mkdir -p "$HOME/.qwen"; printf %s "$SETTINGS" > "$HOME/.qwen/settings.json"; '
+        'exec "$AGENTS/node_modules/.bin/qwen" --auth-type openai -y -o json -p "$TASK"'
+    )
+    return _npm(install, script, SETTINGS=_json(settings), OPENAI_MODEL="model")
+
+
+def _python(venv: Path, command: tuple[str, ...], readable: tuple[str, ...] = (), **env: str) -> Preset:
+    """A program in a virtual environment of its own."""
+    python = (venv / "bin" / "python").resolve().parents[1]
+    return Preset(command, {**_QUIET, **env}, (str(venv), str(python), *readable))
+
+
+def _library(name: str) -> Callable[[Path], Preset]:
+    """An agent of a Python library (`inside.library_agent`)."""
+
+    def make(install: Path) -> Preset:
+        program = str(Path(__file__).parent / "inside" / "library_agent.py")
+        command = (str(install / name / "bin" / "python"), program, name, "{prompt}")
+        return _python(install / name, command, (program,))
+
+    return make
 
 
 def _mini_swe_agent(install: Path) -> Preset:
     venv = install / "mini"
-    python = (venv / "bin" / "python").resolve().parents[1]
-    env = {
-        **_QUIET,
-        "OPENAI_API_BASE": "{base_url}",
-        "MSWEA_CONFIGURED": "true",
-        "MSWEA_COST_TRACKING": "ignore_errors",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    }
-    options = ("-y", "--exit-immediately", "-m", "openai/model", "-t", "{task}", "-o", "trajectory.json")
-    return Preset((str(venv / "bin" / "mini"), *options), env, (str(venv), str(python)))
+    options = ("-y", "--exit-immediately", "-m", "openai/model", "-t", "{prompt}", "-o", "trajectory.json")
+    return _python(
+        venv,
+        (str(venv / "bin" / "mini"), *options),
+        OPENAI_API_BASE="{base_url}",
+        MSWEA_CONFIGURED="true",
+        MSWEA_COST_TRACKING="ignore_errors",
+        LITELLM_LOCAL_MODEL_COST_MAP="True",
+    )
 
 
 PRESETS: dict[str, Callable[[Path], Preset]] = {
     "claude_code": _claude_code,
     "codex": _codex,
     "mini_swe_agent": _mini_swe_agent,
+    "openai_agents": _library("openai_agents"),
     "opencode": _opencode,
     "pi": _pi,
+    "qwen_code": _qwen_code,
+    "smolagents": _library("smolagents"),
 }
 """By name, each made for the folder that the agents are installed in."""

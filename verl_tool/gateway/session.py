@@ -23,6 +23,7 @@ from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
 from verl_tool.errors import ConfigError
 from verl_tool.formats import Format
 from verl_tool.formats.find import find_calls
+from verl_tool.formats.native.harmony import MESSAGE, HarmonyFormat
 from verl_tool.formats.scan import THOUGHTS
 from verl_tool.gateway.conversation import AgentRequest, Finish, ModelAnswer, ToolCall
 from verl_tool.gateway.conversation_renderer import ConversationRenderer
@@ -294,6 +295,8 @@ class AgentSession:
                 calls.append(ToolCall(call.name, arguments, made, is_text, call.id or "", call.error))
             for call in reversed(found):
                 text = text[: call.start] + text[call.end :]
+        if any(isinstance(each, HarmonyFormat) for each in self.model.formats) and MESSAGE in text:
+            thoughts, text = HarmonyFormat.split_channels(text)
         finish = Finish.CALLS if calls else Finish.STOP
         if generation.stop_reason == "length" and not self.options.cut_answers_look_whole:
             finish = Finish.LENGTH

@@ -28,7 +28,9 @@ class GatewaySettings(BaseModel):
         settings = cls.parse(OmegaConf.to_container(group, resolve=True) if group is not None else {})
         if not config.trainer.use_v1:
             raise ConfigError("gateway.program makes several rows per rollout; set trainer.use_v1=true")
-        return settings
+        rollout, tokens = config.actor_rollout_ref.rollout, settings.program.context_tokens
+        tokens = tokens or int(rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length)
+        return settings.model_copy(update={"program": settings.program.model_copy(update={"context_tokens": tokens})})
 
     @classmethod
     def parse(cls, group: Any) -> GatewaySettings:
@@ -45,4 +47,4 @@ class GatewaySettings(BaseModel):
     def is_set(config: DictConfig) -> bool:
         """Whether a config asks for a program."""
         program = OmegaConf.select(config, "gateway.program")
-        return bool(program and (program.get("command") or program.get("preset")))
+        return bool(program and any(program.get(name) for name in ("command", "python", "preset")))

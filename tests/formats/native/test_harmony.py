@@ -49,3 +49,18 @@ def test_calls_of_one_turn_end_where_their_messages_do() -> None:
     one = ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|>'
     two = "<|start|>assistant to=functions.g<|channel|>commentary json<|message|>{}<|call|>"
     assert [(one + two)[each.start : each.end] for each in HARMONY.find_calls(one + two)] == [one, two]
+
+
+@pytest.mark.parametrize(
+    ("text", "thoughts", "rest"),
+    [
+        (f"{THOUGHT}<|start|>assistant<|channel|>final<|message|>Hi.<|return|>", "I need to=functions.x here.", "Hi."),
+        ("<|channel|>commentary<|message|>I look.<|end|>", "", "I look."),
+        ("<|channel|>analysis<|message|>Half a thou", "Half a thou", ""),
+        (f"{THOUGHT}{THOUGHT}<|start|>assistant<|channel|>fin", "I need to=functions.x here.\n" * 2, ""),
+        (f"{THOUGHT}<|start|>assistant", "I need to=functions.x here.", ""),
+        ("Without a channel.", "", "Without a channel."),
+    ],
+)
+def test_thoughts_and_text_are_read_from_their_channels(text: str, thoughts: str, rest: str) -> None:
+    assert HARMONY.split_channels(text) == (thoughts.strip(), rest)

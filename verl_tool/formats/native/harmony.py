@@ -27,6 +27,10 @@ _MARK = re.compile(r"<\|(?:start|message|end|call|return)\|>")
 _HEADER = re.compile(
     r"\s*(?:<\|start\|>(?P<author>\w{1,200}))?\s*(?=<\|channel\|>|to=).*?\bto=(?P<recipient>[^\s<>|]{1,200})", re.DOTALL
 )
+_END = re.compile(r"<\|(?:start|end|call|return)\|>")
+_ANALYSIS = re.compile(r"<\|channel\|>\s*analysis\b")
+_BARE_HEADER = re.compile(r"\s*(?:assistant\b[^<]*)?(?:<\|channel\|>|$)")
+"""The header of a message that was cut before its text."""
 _MAX_HEADER = 1000
 """Maximum number of characters of a header. A longer text is not a header."""
 
@@ -61,6 +65,19 @@ class HarmonyFormat(ToolResponseFormat):
         if body_start is not None and recipient:
             calls.append(self._call(recipient, text[body_start:], header_start, len(text)))
         return calls
+
+    @staticmethod
+    def split_channels(text: str) -> tuple[str, str]:
+        """The thoughts of a turn (channel ``analysis``) and all other text, both without markup; calls were removed."""
+        thoughts: list[str] = []
+        texts: list[str] = []
+        for piece in _END.split(text):
+            header, is_message, body = piece.partition(MESSAGE)
+            if is_message:
+                (thoughts if _ANALYSIS.search(header) else texts).append(body.strip())
+            elif not _BARE_HEADER.match(piece):
+                texts.append(piece.strip())
+        return "\n".join(filter(None, thoughts)), "\n".join(filter(None, texts))
 
     def _call(self, recipient: tuple[str, bool], body: str, start: int, end: int) -> Call:
         name, is_json = recipient
