@@ -37,7 +37,7 @@ from verl_tool.http.messages import Disconnected, HttpError, JsonResponse
 from verl_tool.http.metrics import HttpMetrics
 from verl_tool.http.request_body import RequestBodies
 from verl_tool.http.web_app import HEALTH_PATH, Handler, Request, WebApp
-from verl_tool.util.json_text import decode_request_json
+from verl_tool.util.json_text import BadJsonError, decode_request_json
 
 MAX_BODY_BYTES = 64 << 20
 PING_SECONDS = 15.0
@@ -213,7 +213,7 @@ class Gateway:
     async def _count_tokens(self, request: Request) -> Response:
         session = self._session(request)
         try:
-            parsed = _MESSAGES.parse_request(await _read_object(request.body), _headers(request))
+            parsed = await _read_request(session, _MESSAGES, request)
             return JsonResponse(render_token_count(await session.count_tokens(parsed)))
         except RequestError as error:
             return JsonResponse(_MESSAGES.render_error(400, str(error)), 400)
@@ -222,8 +222,7 @@ class Gateway:
         async def answer(request: Request) -> Response:
             try:
                 session = self._session(request)
-                body = await _read_object(request.body)
-                parsed = dialect.parse_request(body, _headers(request))
+                parsed = await _read_request(session, dialect, request)
                 _reject_stops(parsed)
                 pending = await session.open_answer(parsed)
             except HttpError as error:
@@ -357,6 +356,16 @@ def key_of(request: Request) -> str:
 
 def _headers(request: Request) -> dict[str, str]:
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers.items()}
+
+
+async def _read_request(session: AgentSession, dialect: Dialect, request: Request) -> AgentRequest:
+    arguments = request.body, dialect, _headers(request)
+    try:
+        if len(request.body) > _IN_THREAD_BYTES:
+            return await asyncio.to_thread(session.reader.read, *arguments)
+        return session.reader.read(*arguments)
+    except BadJsonError as error:
+        raise HttpError(400, "bad_request", f"the body is not JSON: {error}") from None
 
 
 async def _read_object(body: bytes) -> dict[str, Any]:
