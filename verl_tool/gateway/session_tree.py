@@ -156,6 +156,10 @@ _MAX_SEARCHES = 16
 """Answers that are searched for, and lines of each."""
 
 
+_TOKENS: dict[int, int] = {}
+"""Each token by itself. As many as vocabularies have."""
+
+
 class SessionTree:
     """The turns of one session. Not for several threads at once."""
 
@@ -184,12 +188,12 @@ class SessionTree:
         parent, covered = matches[-1].turn, matches[-1].covered
         tail = messages[covered:]
         if parent is None:
-            context = self._renderer.render_whole(messages, request.tools)
+            context = _share(self._renderer.render_whole(messages, request.tools))
             prompt = context
         else:
-            context = (
-                self._renderer.render_tail(parent.generation.token_ids, parent.answer.message, tail) if tail else []
-            )
+            context = []
+            if tail:
+                context = _share(self._renderer.render_tail(parent.generation.token_ids, parent.answer.message, tail))
             prompt = self._tokens_up_to(parent) + context
         following = [*(message.role for message in messages[1:]), None]
         unanswered = tuple(m.key for m, role in zip(matches, following, strict=True) if role is not Role.ASSISTANT)
@@ -255,7 +259,7 @@ class SessionTree:
             tokens += placement.context_ids
         else:
             tokens = list(placement.prompt_ids)
-        tokens += generation.token_ids
+        tokens += _share(generation.token_ids)
         self._last = turn, tokens
         if turn.parent is not None:
             turn.parent.children.append(turn)
@@ -425,6 +429,11 @@ class SessionTree:
             if own and self.is_trained(leaf):
                 assigned |= {turn.number for turn in own}
                 yield path[: len(path) - len(own)], own
+
+
+def _share(tokens: Sequence[int]) -> list[int]:
+    """The same tokens. Equal ones are one object: a number takes four times the memory of a reference to it."""
+    return [_TOKENS.setdefault(token, token) for token in tokens]
 
 
 def _forget_oldest(remembered: dict[Any, Any]) -> None:
