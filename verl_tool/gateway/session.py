@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hmac
 import secrets
 import time
 from collections import deque
@@ -150,10 +149,6 @@ class AgentSession:
     def is_finished(self) -> bool:
         """Whether it takes no more requests."""
         return self._finishing is not None
-
-    def has_key(self, key: str) -> bool:
-        """Whether `key` is the session's."""
-        return hmac.compare_digest(self.key.encode(), key.encode())
 
     async def open_answer(self, request: AgentRequest) -> PendingAnswer:
         """Begin an answer, or find the one that an earlier attempt of the same request did not receive.
