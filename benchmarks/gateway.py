@@ -18,6 +18,7 @@ import asyncio
 import json
 import multiprocessing
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -55,6 +56,23 @@ TOOL = {
 SYSTEM_CHARACTERS, RESULT_CHARACTERS = 20_000, 2_000
 TURNS = (10, 100, 300)
 """Whose cost is measured."""
+AGENTS = {
+    "Claude Code": ("claude", "claudebare", "claudeenv", "claudenb", "claudenet"),
+    "claude-agent-sdk": ("claudesdk",),
+    "Codex": ("codex", "codexc", "codexnet"),
+    "pi": ("pi", "pimsg", "piresp", "pinet"),
+    "opencode": ("opencodenet",),
+    "Qwen Code": ("qwen", "qwennet"),
+    "mini-swe-agent": ("mini", "mininet"),
+    "openai-agents": ("oaiagents-chat", "oaiagents-chatstream", "oaiagents-resp", "oaiagents-respstream"),
+    "LangChain": ("lc-chat", "lc-msg", "lc-resp"),
+    "pydantic-ai": ("pydantic-msg", "pydantic-resp"),
+    "smolagents": ("smol-code", "smol-tool"),
+    "aider": ("aider",),
+}
+"""Where the recordings of each are."""
+COMPACTED = ("compact", "ctx")
+"""Recordings in which the agent shortened its history, or was made to."""
 IN_FLIGHT = 64
 """Requests at once."""
 console = Console()
@@ -87,6 +105,19 @@ class Load:
     """That the server has grown by."""
     history_kib: float
     """The conversation of one session, as JSON."""
+
+
+@dataclass(frozen=True)
+class AgentChains:
+    """How the recorded conversations of an agent fit on chains, without those that it compacted."""
+
+    agent: str
+    rollouts: int
+    kept: int
+    """Turns of the main thread that the agent received and did not throw away."""
+    on_one_chain: int
+    """Of them: on the longest chain of their rollout."""
+    rows_per_rollout: float
 
 
 def make_tokenizer() -> HFTokenizer:
@@ -203,6 +234,31 @@ async def measure_turns(model: SessionModel, text: str, at: tuple[int, ...], win
     return costs
 
 
+def count_chains() -> list[AgentChains]:
+    """Of the recordings of the tests (tests/gateway/data)."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+    from replayed_recordings import ADOPTED, is_answered, recordings, replay
+
+    found = []
+    for agent, folders in track(AGENTS.items(), "recordings", console=console):
+        rollouts, kept, chained, rows = 0, 0, 0, 0
+        for name, requests in recordings().items():
+            folder, scenario = name.split("/")
+            if folder not in folders or scenario in COMPACTED:
+                continue
+            tree, rollout = replay(name, ADOPTED)
+            kinds = [request.kind for request in requests if is_answered(request)]
+            main = {
+                turn.number
+                for turn, kind in zip(tree.turns, kinds, strict=True)
+                if kind == "main" and tree.is_trained(turn)
+            }
+            rollouts, kept, rows = rollouts + 1, kept + len(main), rows + len(rollout.rows)
+            chained += max(len(main & {each.number for each in turn.path()}) for turn in tree.turns)
+        found.append(AgentChains(agent, rollouts, kept, chained, rows / rollouts))
+    return found
+
+
 def _cpu_seconds(function: Callable[..., object], *arguments: object) -> float:
     began = time.process_time()
     function(*arguments)
@@ -298,6 +354,12 @@ def main(
         times = [f"{each:.1f}" for each in (cost.milliseconds, cost.reading, cost.json_alone, cost.rendered_whole)]
         table.add_row(str(cost.turn), str(cost.prompt_tokens), str(cost.body_bytes >> 10), *times)
     console.print(table)
+    chains = count_chains()
+    table = Table("agent", "rollouts", "turns kept", "on one chain", "rows a rollout")
+    for each in chains:
+        share = f"{each.on_one_chain / each.kept:.1%}"
+        table.add_row(each.agent, str(each.rollouts), str(each.kept), share, f"{each.rows_per_rollout:.2f}")
+    console.print(table)
     load = asyncio.run(measure_load(text, sessions, turns))
     console.print(
         f"{load.sessions} sessions of {load.turns} turns: {load.answers_per_second:.0f} answers a second, "
@@ -306,7 +368,9 @@ def main(
     )
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps({"turns": [asdict(each) for each in costs], "load": asdict(load)}, indent=2))
+        lists = {"turns": costs, "agents": chains}
+        figures = {name: [asdict(each) for each in listed] for name, listed in lists.items()}
+        json_path.write_text(json.dumps(figures | {"load": asdict(load)}, indent=2))
 
 
 if __name__ == "__main__":
