@@ -59,8 +59,8 @@ class FinishedSession:
 
 
 class AgentHost:
-    """The sandbox of a process's agent programs, and `app`, the model routes of their sessions, each on a Unix socket of
-    its own."""
+    """The sandbox of a process's agent programs, and `app`, the model routes of their sessions, each on its own Unix
+    socket."""
 
     def __init__(self, app: ASGIApp, program: AgentProgram) -> None:
         self.program = program
