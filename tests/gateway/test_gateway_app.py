@@ -258,6 +258,10 @@ async def test_hostile_callers_get_nothing() -> None:
         for method, path in (("GET", "/sessions/b"), ("DELETE", "/sessions/b"), ("POST", "/sessions/a/finish")):
             assert (await http.request(method, path, headers=own)).status_code == 401
         chat = {"model": "m", "messages": ASKED}
+        foreign = await http.post("/sessions/b/v1/chat/completions", json=chat, headers=own)
+        assert (foreign.status_code, foreign.json()["error"]["message"][:20]) == (403, "the API key is that ")
+        named = {**own, "x-session-id": "b"}
+        assert (await http.post("/v1/chat/completions", json=chat, headers=named)).status_code == 403
         assert (await http.post("/sessions/nobody/v1/chat/completions", json=chat)).status_code == 404
         assert (await http.post("/sessions/a/v1/chat/completions", content=b"[" * 100_000)).status_code == 400
         assert (await http.post("/sessions/a/v1/chat/completions", json=chat)).status_code == 200

@@ -6,8 +6,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from socket import AF_UNIX
-from socket import socket as Socket
 
 import pytest
 from agent_sessions import WritingGenerator
@@ -20,9 +18,9 @@ from verl_tool.gateway.agent_program import AgentProgram, run_program
 from verl_tool.gateway.gateway_app import Gateway
 from verl_tool.gateway.presets import PRESETS
 from verl_tool.gateway.session import SessionModel
+from verl_tool.gateway.session_socket import listen_for
 from verl_tool.sandbox.isolation.levels import Level, strongest
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
-from verl_tool.servers.cluster.direct_server import DirectServer
 
 INSTALL = Path(os.environ.get("VERL_TOOL_AGENTS", Path(__file__).parents[2] / ".agents"))
 STARTED = {
@@ -81,23 +79,16 @@ async def test_a_real_agent_is_one_row(preset: str, tmp_path: Path) -> None:
         pytest.skip(f"{preset} is not installed in {INSTALL}; run bash scripts/install_agents.sh")
     generator = Scripted(preset)
     model = SessionModel.create(generator, TOKENIZER, [format_by_name("hermes")], 1 << 20)
-    gateway = Gateway(model)
     for each in (tmp_path, *tmp_path.parents[:2]):
         each.chmod(0o755)
-    socket = tmp_path / "gateway.sock"
-    listener = Socket(AF_UNIX)
-    listener.bind(str(socket))
-    socket.chmod(0o666)
-    listener.listen()
-    server = DirectServer(listener)
-    await server.open(gateway.app(for_agents=True))
     program = AgentProgram(preset=preset, install=str(INSTALL), seconds=120, keep_files=("answer.txt",)).resolve()
-    sandbox, session = ServiceSandbox(program.limits), gateway.open_session()
+    gateway, sandbox = Gateway(model), ServiceSandbox(program.limits)
+    session = gateway.open_session()
     task = "Read note.txt and write the number into answer.txt."
-    result = await run_program(sandbox, program, session, socket, task, {"note.txt": b"The number is 42.\n"})
+    async with listen_for(session.id, gateway.app(for_agents=True), tmp_path) as socket:
+        result = await run_program(sandbox, program, session, socket, task, {"note.txt": b"The number is 42.\n"})
     rollout = await session.finish(1.0)
     await sandbox.close()
-    await server.close(1.0)
     assert result.files == {"answer.txt": "42\n"}, result.output
     assert generator.turns == [], result.output
     assert (len(rollout.rows), rollout.num_turns, generator.turns) == (1, 3, [])

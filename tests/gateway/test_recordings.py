@@ -2,69 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import pytest
-from agent_recordings import RecordedRequest, recordings
-from agent_sessions import WritingGenerator
-from real_templates import TemplateTokenizer
-from template_families import QWEN
+from agent_recordings import recordings
+from replayed_recordings import ADOPTED, replay
 
-from verl_tool.agent_loop.generators.base import Generation
-from verl_tool.agent_loop.trajectory import Trajectory
-from verl_tool.errors import VerlToolError
-from verl_tool.formats import format_by_name
-from verl_tool.gateway.conversation import AgentMessage, Finish, ModelAnswer, Role
-from verl_tool.gateway.gateway_app import DIALECTS
-from verl_tool.gateway.session import SessionModel
-from verl_tool.gateway.session_tree import SessionPolicy, SessionTree
+from verl_tool.gateway.session_tree import SessionPolicy
 
-TOKENIZER = TemplateTokenizer("Qwen-Qwen3-0.6B", QWEN)
-MODEL = SessionModel.create(WritingGenerator(TOKENIZER), TOKENIZER, [format_by_name("hermes")], 1 << 24)
-BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
 CANONICAL = SessionPolicy(thoughts="sent", edited="branch")
 KEPT = SessionPolicy(thoughts="keep", edited="branch")
-ADOPTED = SessionPolicy(thoughts="keep", edited="adopt")
-
-
-def answer_to(request: RecordedRequest) -> AgentMessage:
-    """The recorded answer, read as the agent would send it back."""
-    response, dialect = request.response, BY_NAME[request.dialect]
-    if request.dialect == "chat":
-        body: dict[str, Any] = {"messages": [{"role": "assistant", **response["choices"][0]["message"]}]}
-    elif request.dialect == "responses":
-        body = {"input": response["output"]}
-    else:
-        body = {"messages": [{"role": "assistant", "content": response["content"]}], "max_tokens": 1}
-    messages = dialect.parse_request({"model": "m", **body}, {}).messages
-    return messages[0] if messages else AgentMessage(Role.ASSISTANT)
-
-
-@functools.cache
-def replay(name: str, policy: SessionPolicy) -> tuple[SessionTree, Trajectory]:
-    """All requests of a recording that were answered, in their order."""
-    tree = SessionTree(MODEL.renderer, policy)
-    for number, recorded in enumerate(recordings()[name]):
-        if recorded.status != 200 or not recorded.response:
-            continue
-        request = BY_NAME[recorded.dialect].parse_request(recorded.body, recorded.headers)
-        try:
-            message = answer_to(recorded)
-        except VerlToolError:
-            message = AgentMessage(Role.ASSISTANT)
-        text = f"{number}{message.thoughts}{message.text}{[(c.name, c.arguments) for c in message.calls]}"
-        ids = TOKENIZER.encode(text.replace("<", "(") + "<|im_end|>")
-        handle = message.handles[0] if message.handles else f"answer{number}"
-        if recorded.dialect == "responses" and (made := recorded.response.get("id")):
-            again = {"model": "m", "input": "x", "previous_response_id": made}
-            handle = BY_NAME["responses"].parse_request(again, {}).previous or handle
-        answer = ModelAnswer(handle, "m", message.text, message.thoughts, message.calls, Finish.STOP, 1, 1, 0)
-        placement = tree.place(request)
-        turn = tree.add(placement, Generation(ids, [-1.0] * len(ids), "stop"), answer)
-        if not recorded.op.startswith("cut"):
-            tree.deliver(turn)
-    return tree, tree.rollout("recorded")
 
 
 def rows_and_longest(name: str, policy: SessionPolicy) -> tuple[int, int]:

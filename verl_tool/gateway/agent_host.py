@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -19,13 +18,12 @@ from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.gateway.agent_program import AgentProgram, ProgramResult, SessionAddress, run_program
 from verl_tool.gateway.session import with_fault
+from verl_tool.gateway.session_socket import listen_for
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
-from verl_tool.servers.cluster.direct_server import DirectServer
 from verl_tool.verification import Verification
 
 PROGRAM = "agent_program"
 """Of a record's ``extra``: how the program ended."""
-_CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,8 @@ class FinishedSession:
 
 
 class AgentHost:
-    """The sandbox of a process's agent programs, and `app`, the model routes of their sessions, on a Unix socket."""
+    """The sandbox of a process's agent programs, and `app`, the model routes of their sessions, each on its own Unix
+    socket."""
 
     def __init__(self, app: ASGIApp, program: AgentProgram) -> None:
         self.program = program
@@ -71,23 +70,15 @@ class AgentHost:
         self._sandbox = ServiceSandbox(program.limits)
         self._folder = tempfile.TemporaryDirectory(prefix="verl_tool_gateway_")
         os.chmod(self._folder.name, 0o755)
-        self._socket = Path(self._folder.name) / "gateway.sock"
-        self._server: DirectServer | None = None
+        self._started = False
         self._starting = asyncio.Lock()
 
     async def start(self) -> None:
-        """Listen. Raises OSError if nobody can at this path, and what the sandbox raises."""
+        """Start the sandbox. Raises what it raises."""
         async with self._starting:
-            if self._server is not None:
-                return
-            await self._sandbox.start()
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(str(self._socket))
-            os.chmod(self._socket, 0o666 if os.geteuid() == 0 else 0o600)  # programs are other users if we are root
-            listener.listen()
-            server = DirectServer(listener)
-            await server.open(self._app)
-            self._server = server
+            if not self._started:
+                await self._sandbox.start()
+                self._started = True
 
     async def run(
         self, session: SessionAddress, task: AgentTask, finish: Callable[[], Awaitable[FinishedSession]]
@@ -96,9 +87,10 @@ class AgentHost:
         the program ended."""
         result: ProgramResult | str
         try:
-            result = await run_program(
-                self._sandbox, self.program, session, self._socket, task.text, task.files, task.messages
-            )
+            async with listen_for(session.id, self._app, Path(self._folder.name)) as path:
+                result = await run_program(
+                    self._sandbox, self.program, session, path, task.text, task.files, task.messages
+                )
         except SandboxError as error:
             result = str(error)
         finally:
@@ -112,10 +104,8 @@ class AgentHost:
         return replace(rollout, extra={**rollout.extra, PROGRAM: description})
 
     async def close(self) -> None:
-        """End the programs, and the server."""
+        """End the programs."""
         await self._sandbox.close()
-        if self._server is not None:
-            await self._server.close(_CLOSE_SECONDS)
         self._folder.cleanup()
 
 

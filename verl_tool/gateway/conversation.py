@@ -6,6 +6,7 @@ defaults of a schema, send text as parts, drop thoughts. `AgentMessage.digest` i
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -74,7 +75,7 @@ class AgentMessage:
     call_id: str = ""
     """Of a tool: the id of the call that it answers, which may belong to a turn that this request does not repeat."""
 
-    @property
+    @functools.cached_property
     def text(self) -> str:
         """The text of its parts."""
         return "".join(part.text for part in self.parts if isinstance(part, TextPart))
@@ -161,6 +162,28 @@ class MessageList:
     def __init__(self) -> None:
         self._messages: list[AgentMessage] = []
         self._places: dict[str, int] = {}
+        self._items: list[tuple[int, AgentMessage | None, dict[str, int]]] = []
+        """Up to each item of the request: number of messages, the last one, and the places of its calls."""
+
+    @property
+    def num_items(self) -> int:
+        """Items of the request that were read."""
+        return len(self._items)
+
+    def end_item(self) -> None:
+        """An item of the request was read. It may have become any number of messages, or have joined the last one."""
+        self._items.append((len(self._messages), self._messages[-1] if self._messages else None, self._places))
+
+    def up_to(self, num_items: int) -> MessageList:
+        """The list as it was when `num_items` items were read."""
+        earlier = MessageList()
+        if num_items:
+            earlier._items = self._items[:num_items]
+            count, last, earlier._places = earlier._items[-1]
+            earlier._messages = self._messages[:count]
+            if last is not None:  # a later item may have joined it
+                earlier._messages[-1] = last
+        return earlier
 
     def add(self, message: AgentMessage) -> None:
         """Append a message that is not an assistant's or a tool's."""

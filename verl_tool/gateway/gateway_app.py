@@ -9,11 +9,13 @@ GET, DELETE /sessions/ID
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import math
 import re
 import secrets
 import time
+import weakref
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -37,7 +39,7 @@ from verl_tool.http.messages import Disconnected, HttpError, JsonResponse
 from verl_tool.http.metrics import HttpMetrics
 from verl_tool.http.request_body import RequestBodies
 from verl_tool.http.web_app import HEALTH_PATH, Handler, Request, WebApp
-from verl_tool.util.json_text import decode_request_json
+from verl_tool.util.json_text import BadJsonError, decode_request_json
 
 MAX_BODY_BYTES = 64 << 20
 PING_SECONDS = 15.0
@@ -86,9 +88,15 @@ class Gateway:
     def __init__(self, model: SessionModel, options: GatewayOptions | None = None) -> None:
         self.model, self.options = model, options or GatewayOptions()
         self.sessions: dict[str, AgentSession] = {}
+        self._by_key: weakref.WeakValueDictionary[bytes, AgentSession] = weakref.WeakValueDictionary()
+        """By the hash of a session's key."""
 
     def app(
-        self, *, for_agents: bool = False, metrics: HttpMetrics | None = None, host_check: HostCheck | None = None
+        self,
+        *,
+        for_agents: bool = False,
+        metrics: HttpMetrics | None = None,
+        host_check: HostCheck | None = None,
     ) -> WebApp:
         """An ASGI application of the gateway alone: agents call it by the path of their session, or by their key.
         for_agents: without the routes that open and finish sessions."""
@@ -118,11 +126,16 @@ class Gateway:
             session = AgentSession(session_id, self.model, options)
         except ConfigError as error:
             raise HttpError(501, "no_chat_template", str(error)) from error
-        self.sessions[session_id] = session
+        self.add_session(session)
         finished = [each for each in self.sessions.values() if each.is_finished]
         for old in finished[: max(0, len(finished) - _MAX_FINISHED)]:
             del self.sessions[old.id]
         return session
+
+    def add_session(self, session: AgentSession) -> None:
+        """Serve `session`, which another gateway may have opened."""
+        self.sessions[session.id] = session
+        self._by_key[_hash_of(session.key)] = session
 
     async def close(self) -> None:
         """End all sessions."""
@@ -213,7 +226,7 @@ class Gateway:
     async def _count_tokens(self, request: Request) -> Response:
         session = self._session(request)
         try:
-            parsed = _MESSAGES.parse_request(await _read_object(request.body), _headers(request))
+            parsed = await _read_request(session, _MESSAGES, request)
             return JsonResponse(render_token_count(await session.count_tokens(parsed)))
         except RequestError as error:
             return JsonResponse(_MESSAGES.render_error(400, str(error)), 400)
@@ -222,8 +235,7 @@ class Gateway:
         async def answer(request: Request) -> Response:
             try:
                 session = self._session(request)
-                body = await _read_object(request.body)
-                parsed = dialect.parse_request(body, _headers(request))
+                parsed = await _read_request(session, dialect, request)
                 _reject_stops(parsed)
                 pending = await session.open_answer(parsed)
             except HttpError as error:
@@ -255,14 +267,18 @@ class Gateway:
     # Whose session it is
 
     def _session(self, request: Request) -> AgentSession:
-        """The session of an agent's request: by path, by `X-Session-ID`, or by its API key."""
-        key = key_of(request)
+        """The session of an agent's request: by path, by `X-Session-ID`, or by its API key. The key of one session does
+        not open another."""
+        by_key = self._by_key.get(_hash_of(key_of(request)))
+        if by_key is not None and self.sessions.get(by_key.id) is not by_key:
+            by_key = None
         if "session_id" in request.path_params:
-            return self._by_id(request)
-        named = request.headers.get(_SESSION_HEADER, b"").decode("latin-1")
-        session = self.sessions.get(named) if named else None
-        if session is None and key:
-            session = next((each for each in self.sessions.values() if each.has_key(key)), None)
+            session: AgentSession | None = self._by_id(request)
+        else:
+            named = request.headers.get(_SESSION_HEADER, b"").decode("latin-1")
+            session = (self.sessions.get(named) if named else None) or by_key
+        if by_key is not None and session is not by_key:
+            raise HttpError(403, "foreign_session", "the API key is that of another session; send this one's")
         if session is None:
             message = "no open session has this API key; open one with POST /sessions, and send its key"
             raise HttpError(401, "unauthorized", message)
@@ -355,8 +371,23 @@ def key_of(request: Request) -> str:
     return bearer.removeprefix("Bearer ") or request.headers.get(b"x-api-key", b"").decode("latin-1")
 
 
+def _hash_of(key: str) -> bytes:
+    """What a key is found by: how long a search takes says nothing about keys."""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
 def _headers(request: Request) -> dict[str, str]:
     return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers.items()}
+
+
+async def _read_request(session: AgentSession, dialect: Dialect, request: Request) -> AgentRequest:
+    arguments = request.body, dialect, _headers(request)
+    try:
+        if len(request.body) > _IN_THREAD_BYTES:
+            return await asyncio.to_thread(session.reader.read, *arguments)
+        return session.reader.read(*arguments)
+    except BadJsonError as error:
+        raise HttpError(400, "bad_request", f"the body is not JSON: {error}") from None
 
 
 async def _read_object(body: bytes) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hmac
 import secrets
 import time
 from collections import deque
@@ -28,6 +27,7 @@ from verl_tool.formats.scan import THOUGHTS
 from verl_tool.gateway.conversation import AgentRequest, Finish, ModelAnswer, ToolCall
 from verl_tool.gateway.conversation_renderer import ConversationRenderer
 from verl_tool.gateway.dialects.base import RequestError
+from verl_tool.gateway.request_reader import RequestReader
 from verl_tool.gateway.session_record import SESSION
 from verl_tool.gateway.session_tree import ModelTurn, Placement, SessionPolicy, SessionTree
 from verl_tool.protocol import Fault, FaultKind
@@ -141,6 +141,7 @@ class AgentSession:
 
     def __post_init__(self) -> None:
         self.tree = SessionTree(self.model.renderer, self.options.policy)
+        self.reader = RequestReader()
         self._pending: list[PendingAnswer] = []
         self._lock = asyncio.Lock()
         self._finishing: asyncio.Task[Trajectory] | None = None
@@ -149,10 +150,6 @@ class AgentSession:
     def is_finished(self) -> bool:
         """Whether it takes no more requests."""
         return self._finishing is not None
-
-    def has_key(self, key: str) -> bool:
-        """Whether `key` is the session's."""
-        return hmac.compare_digest(self.key.encode(), key.encode())
 
     async def open_answer(self, request: AgentRequest) -> PendingAnswer:
         """Begin an answer, or find the one that an earlier attempt of the same request did not receive.
@@ -248,7 +245,7 @@ class AgentSession:
         started = time.monotonic()
         try:
             async with self.model.place():
-                sampling = self.model.generator.generate(list(placement.prompt_ids), params, self.id)
+                sampling = self.model.generator.generate(placement.prompt_ids, params, self.id)
                 generation = await asyncio.wait_for(sampling, self.options.answer_seconds)
         except asyncio.TimeoutError:  # a long answer is the model's
             raise

@@ -112,6 +112,18 @@ class _Match:
 
 
 @dataclass(frozen=True)
+class _Tools:
+    """What matching needs of the tools of a request."""
+
+    tools: tuple[Mapping[str, Any], ...]
+    deferred: tuple[Mapping[str, Any], ...]
+    texts: tuple[str, ...]
+    """Canonical JSON."""
+    defaults: Mapping[str, Mapping[str, Any]]
+    """As of `find_defaults`."""
+
+
+@dataclass(frozen=True)
 class Placement:
     """Where a request goes on."""
 
@@ -125,6 +137,8 @@ class Placement:
     tail: tuple[AgentMessage, ...]
     """Those behind the parent."""
     root: bytes
+    defaults: Mapping[str, Mapping[str, Any]]
+    """Of the tools' schemas."""
     matches: list[_Match]
     request_key: bytes
     """Hash of the conversation."""
@@ -142,6 +156,10 @@ _MAX_SEARCHES = 16
 """Answers that are searched for, and lines of each."""
 
 
+_TOKENS: dict[int, int] = {}
+"""Each token by itself. As many as vocabularies have."""
+
+
 class SessionTree:
     """The turns of one session. Not for several threads at once."""
 
@@ -155,35 +173,46 @@ class SessionTree:
         """By the id of an answer, the conversation up to it, where a request may go on from that id."""
         self._matched: dict[bytes, tuple[tuple[AgentMessage, ...], list[_Match]]] = {}
         """By the hash of the tools, the last conversation and what was found up to each message."""
+        self._tools: dict[int, _Tools] = {}
+        """By the identity of a request's tools, which `RequestReader` keeps."""
         self._last: tuple[ModelTurn, list[int]] | None = None
         """The last turn, and all tokens up to its end."""
 
     def place(self, request: AgentRequest) -> Placement:
-        """Find where `request` goes on, and what the model is fed. Changes nothing. Raises RequestError if the template
+        """Find where `request` goes on, and what the model is fed. Adds no turn. Raises RequestError if the template
         rejects it, or the answer that it names is not known."""
         messages = self._whole_conversation(request)
-        defaults = find_defaults((*request.tools, *request.deferred_tools))
-        tools = [canonical_arguments(json.dumps(tool)) for tool in request.tools]
-        root = digest_of(b"", [request.agent_id, *tools])
-        matches = self._match(root, messages, defaults)
+        tools = self._tools_of(request)
+        root = digest_of(b"", [request.agent_id, *tools.texts])
+        matches = self._match(root, messages, tools.defaults)
         parent, covered = matches[-1].turn, matches[-1].covered
         tail = messages[covered:]
         if parent is None:
-            context = self._renderer.render_whole(messages, request.tools)
+            context = _share(self._renderer.render_whole(messages, request.tools))
             prompt = context
         else:
-            context = (
-                self._renderer.render_tail(parent.generation.token_ids, parent.answer.message, tail) if tail else []
-            )
+            context = []
+            if tail:
+                context = _share(self._renderer.render_tail(parent.generation.token_ids, parent.answer.message, tail))
             prompt = self._tokens_up_to(parent) + context
         following = [*(message.role for message in messages[1:]), None]
         unanswered = tuple(m.key for m, role in zip(matches, following, strict=True) if role is not Role.ASSISTANT)
         return Placement(
-            *(request, parent, tuple(context), prompt, messages, tail, root, matches),
+            *(request, parent, tuple(context), prompt, messages, tail, root, tools.defaults, matches),
             request_key=matches[-1].key,
             unanswered=unanswered,
             edited=any(match.edited for match in matches),
         )
+
+    def _tools_of(self, request: AgentRequest) -> _Tools:
+        known = self._tools.get(id(request.tools))
+        if known is None or known.tools is not request.tools or known.deferred is not request.deferred_tools:
+            texts = tuple(canonical_arguments(json.dumps(tool)) for tool in request.tools)
+            defaults = find_defaults((*request.tools, *request.deferred_tools))
+            known = _Tools(request.tools, request.deferred_tools, texts, defaults)
+            self._tools[id(request.tools)] = known
+            _forget_oldest(self._tools)
+        return known
 
     def _tokens_up_to(self, turn: ModelTurn) -> list[int]:
         if self._last is not None and self._last[0] is turn:
@@ -201,7 +230,7 @@ class SessionTree:
             generation=generation,
             answer=answer,
             request_key=placement.request_key,
-            key=self._digest(message, placement.request_key, find_defaults((*request.tools, *request.deferred_tools))),
+            key=self._digest(message, placement.request_key, placement.defaults),
             dialect=request.dialect,
             agent_id=request.agent_id,
             has_tools=bool(request.tools),
@@ -223,10 +252,15 @@ class SessionTree:
         self._by_handle |= dict.fromkeys([answer.id, *(call.id for call in answer.calls)], turn)
         if request.can_be_continued:
             self._stored[answer.id] = (*placement.messages, message)
-        for remembered in (self._stored, self._matched):
-            while len(remembered) > _REMEMBERED:
-                del remembered[next(iter(remembered))]  # type: ignore[arg-type]
-        self._last = turn, [*placement.prompt_ids, *generation.token_ids]
+        _forget_oldest(self._stored)
+        _forget_oldest(self._matched)
+        if self._last is not None and self._last[0] is turn.parent:
+            tokens = self._last[1]
+            tokens += placement.context_ids
+        else:
+            tokens = list(placement.prompt_ids)
+        tokens += _share(generation.token_ids)
+        self._last = turn, tokens
         if turn.parent is not None:
             turn.parent.children.append(turn)
             turn.parent.reused = True
@@ -395,6 +429,16 @@ class SessionTree:
             if own and self.is_trained(leaf):
                 assigned |= {turn.number for turn in own}
                 yield path[: len(path) - len(own)], own
+
+
+def _share(tokens: Sequence[int]) -> list[int]:
+    """The same tokens. Equal ones are one object: a number takes four times the memory of a reference to it."""
+    return [_TOKENS.setdefault(token, token) for token in tokens]
+
+
+def _forget_oldest(remembered: dict[Any, Any]) -> None:
+    while len(remembered) > _REMEMBERED:
+        del remembered[next(iter(remembered))]
 
 
 def _tokens_of(turn: ModelTurn) -> tuple[Sequence[int], Sequence[int]]:

@@ -46,12 +46,18 @@ class BoundedHttp(HttpToolsProtocol):
         self._head_bytes = 0
         self._gentle = _GentleTransport(self)
         self._timer = self.loop.call_later(HEAD_SECONDS, self._head_too_slow)
-        if len(self.connections) > max_connections():
-            self._reject(503, "overloaded", f"more than {max_connections()} connections are open; try it again later")
+        maximum = self.max_connections()
+        if len(self.connections) > maximum:
+            self._reject(503, "overloaded", f"more than {maximum} connections are open; try it again later")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         super().connection_lost(exc)
+
+    @classmethod
+    def max_connections(cls) -> int:
+        """Maximum number of connections of this server."""
+        return max_connections()
 
     def data_received(self, data: bytes) -> None:
         if self._phase == _ENDED:

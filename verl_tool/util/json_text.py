@@ -47,7 +47,7 @@ def decode_request_json(body: bytes) -> Any:
     Reading one value costs more than a hundred bytes of text do, so values are bounded and not only bytes.
     """
     if len(body) > MAX_CONTAINERS:
-        _reject_too_many_values(body)
+        reject_too_many_values(body)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -86,9 +86,11 @@ def excerpt(value: object, most: int = 80) -> str:
     return repr(value)[:most]
 
 
-def _reject_too_many_values(body: bytes) -> None:
-    """Raises BadJsonError. A value stands behind a comma or an opening bracket, or is the first of all."""
-    if _separators(body) < MAX_VALUES and _containers(body) <= MAX_CONTAINERS:
+def reject_too_many_values(body: bytes) -> None:
+    """Raise BadJsonError if `body` has more than `MAX_VALUES` values or `MAX_CONTAINERS` lists and objects."""
+    # A value stands behind a comma or an opening bracket, or is the first of all.
+    containers = _containers(body)
+    if containers <= MAX_CONTAINERS and containers + body.count(b",") < MAX_VALUES:
         return
     # Most of them may stand within texts: count again without escaped quotes and without what is between quotes.
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")

@@ -66,7 +66,7 @@ def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
     """Return the length of the common prefix of two sequences."""
     n = 0
     for x, y in zip(a, b, strict=False):
-        if x != y:
+        if x is not y and x != y:
             break
         n += 1
     return n

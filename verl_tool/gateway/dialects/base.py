@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from verl_tool.errors import VerlToolError
-from verl_tool.gateway.conversation import AgentRequest, ModelAnswer
+from verl_tool.gateway.conversation import AgentRequest, MessageList, ModelAnswer
 
 
 class RequestError(VerlToolError):
@@ -19,9 +19,15 @@ class Dialect(Protocol):
     name: str
     path: str
     """Of its requests, such as ``/v1/messages``."""
+    history_field: str
+    """In which field of a request the conversation is, as a list of items. What an item means depends on the items
+    before it and on ``tools`` alone."""
 
-    def parse_request(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentRequest:
-        """Read a request. `headers` have names in lower case. Raises RequestError that names the field."""
+    def parse_request(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], found: MessageList | None = None
+    ) -> AgentRequest:
+        """Read a request. `headers` have names in lower case. found: what was read of the beginning of the history,
+        which `body` leaves out; the rest is added to it. Raises RequestError that names the field."""
         ...
 
     def render_answer(self, answer: ModelAnswer, request: AgentRequest) -> dict[str, Any]:

@@ -37,16 +37,19 @@ class ChatDialect:
 
     name = "chat"
     path = "/v1/chat/completions"
+    history_field = "messages"
     ping = b": ping\n\n"
 
-    def parse_request(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentRequest:
+    def parse_request(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], found: MessageList | None = None
+    ) -> AgentRequest:
         """Read a request. Raises RequestError that names the field."""
         if body.get("n") not in (None, 1):
             raise RequestError("n: only 1 answer to a request is supported; send the request again for another")
         tools, text_tools = _read_tools(body)
         return AgentRequest(
             dialect=self.name,
-            messages=_read_messages(body),
+            messages=_read_messages(body, MessageList() if found is None else found),
             tools=tools,
             text_tools=text_tools,
             model=read_field(body, "model", str) or "",
@@ -97,12 +100,11 @@ class ChatDialect:
         return render_event(render_openai_error(status, message))
 
 
-def _read_messages(body: Mapping[str, Any]) -> tuple[AgentMessage, ...]:
+def _read_messages(body: Mapping[str, Any], found: MessageList) -> tuple[AgentMessage, ...]:
     values = read_field(body, "messages", list)
-    if not values:
+    if not values and not found.num_items:
         raise RequestError("messages: missing or empty")
-    found = MessageList()
-    for place, value in enumerate(values):
+    for place, value in enumerate(values or (), found.num_items):
         where = f"messages[{place}]"
         message = read_object(value, where)
         role, content = message.get("role"), message.get("content")
@@ -116,6 +118,7 @@ def _read_messages(body: Mapping[str, Any]) -> tuple[AgentMessage, ...]:
         else:
             found_role = repr(role[:40]) if isinstance(role, str) else describe(role)
             raise RequestError(f"{where}.role: must be system, developer, user, assistant or tool, and is {found_role}")
+        found.end_item()
     return found.messages()
 
 

@@ -61,9 +61,12 @@ class MessagesDialect:
 
     name = "messages"
     path = "/v1/messages"
+    history_field = "messages"
     ping = _event({"type": "ping"})
 
-    def parse_request(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentRequest:
+    def parse_request(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], found: MessageList | None = None
+    ) -> AgentRequest:
         """Read a request, or the body of one that counts tokens. Raises RequestError that names the field.
 
         Deferred tools (``defer_loading``) are not in the prompt; a result that refers to one describes it.
@@ -82,7 +85,7 @@ class MessagesDialect:
             raise RequestError("stop_sequences holds something other than texts; give texts that are not empty")
         return AgentRequest(
             dialect=self.name,
-            messages=_MessageReader(deferred).read(body),
+            messages=_MessageReader(deferred, MessageList() if found is None else found).read(body),
             tools=tuple(tools),
             deferred_tools=tuple(deferred.values()),
             model=_value(body, "model", str, "", ""),
@@ -146,17 +149,16 @@ def render_token_count(count: int) -> dict[str, Any]:
 class _MessageReader:
     """Reads the system prompt and the messages of a request."""
 
-    def __init__(self, deferred: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, deferred: Mapping[str, Mapping[str, Any]], found: MessageList) -> None:
         self._deferred = deferred
-        self._list = MessageList()
+        self._list = found
 
     def read(self, body: Mapping[str, Any]) -> tuple[AgentMessage, ...]:
         system = body.get("system")
         texts = [self._parse_text(block, where) for where, block in _blocks(system, "system")] if system else []
-        if text := "\n".join(each for each in texts if not each.startswith(_BILLING)):
-            self._list.add(AgentMessage(Role.SYSTEM, (TextPart(text),)))
+        text = "\n".join(each for each in texts if not each.startswith(_BILLING))
         messages = _value(body, "messages", list, "")
-        for where, message in _objects(messages, "messages"):
+        for where, message in _objects(messages, "messages", self._list.num_items):
             role = _value(message, "role", str, where)
             blocks = _blocks(message.get("content"), f"{where}.content")
             if role == "assistant":
@@ -165,9 +167,11 @@ class _MessageReader:
                 self._add_other(Role(role), blocks)
             else:
                 raise RequestError(f"{where}.role is {excerpt(role)}; it must be user, assistant or system")
-        if not messages or not self._list.messages():
+            self._list.end_item()
+        found = self._list.messages()
+        if not self._list.num_items or not (text or found):
             raise RequestError("messages holds no message with content; give at least one")
-        return self._list.messages()
+        return (AgentMessage(Role.SYSTEM, (TextPart(text),)), *found) if text else found
 
     def _add_assistant(self, blocks: _Blocks) -> None:
         parts: list[ContentPart] = []
@@ -334,10 +338,10 @@ def _blocks(content: object, where: str) -> _Blocks:
     return blocks
 
 
-def _objects(values: Sequence[object], where: str) -> _Blocks:
-    """`values`, which must be objects, with their places."""
+def _objects(values: Sequence[object], where: str, start: int = 0) -> _Blocks:
+    """`values`, which must be objects, with their places, counted from `start`."""
     found: _Blocks = []
-    for index, value in enumerate(values):
+    for index, value in enumerate(values, start):
         if not isinstance(value, dict):
             raise RequestError(f"{where}.{index} is {excerpt(value)}; it must be an object")
         found.append((f"{where}.{index}", value))

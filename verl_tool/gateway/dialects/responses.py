@@ -40,9 +40,12 @@ class ResponsesDialect:
 
     name = "responses"
     path = "/v1/responses"
+    history_field = "input"
     ping = b": ping\n\n"
 
-    def parse_request(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> AgentRequest:
+    def parse_request(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], found: MessageList | None = None
+    ) -> AgentRequest:
         """Read a request. Raises RequestError that names the field."""
         tools = _Tools()
         tools.read(read_field(body, "tools", list) or [], "tools")
@@ -50,7 +53,9 @@ class ResponsesDialect:
         instructions = read_field(body, "instructions", str) or ""
         return AgentRequest(
             dialect=self.name,
-            messages=_read_input(body.get("input"), "" if previous else instructions, tools),
+            messages=_read_input(
+                body.get("input"), "" if previous else instructions, tools, MessageList() if found is None else found
+            ),
             tools=tuple(tools.functions),
             text_tools=frozenset(tools.text_tools),
             model=read_field(body, "model", str) or "",
@@ -144,19 +149,19 @@ class _Tools:
         return name
 
 
-def _read_input(value: object, instructions: str, tools: _Tools) -> tuple[AgentMessage, ...]:
-    found = MessageList()
-    if instructions:
-        found.add(AgentMessage(Role.SYSTEM, read_content(instructions, "instructions")))
+def _read_input(value: object, instructions: str, tools: _Tools, found: MessageList) -> tuple[AgentMessage, ...]:
+    system = AgentMessage(Role.SYSTEM, read_content(instructions, "instructions"))
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     if value is not None and not isinstance(value, list):
         raise RequestError(f"input: must be a string or a list of items, and is {describe(value)}")
-    for place, each in enumerate(value or []):
+    for place, each in enumerate(value or [], found.num_items):
         _read_item(read_object(each, f"input[{place}]"), f"input[{place}].", found, tools)
-    if not found.messages():
+        found.end_item()
+    messages = (system, *found.messages()) if instructions else found.messages()
+    if not messages:
         raise RequestError("input: missing or empty")
-    return found.messages()
+    return messages
 
 
 def _read_item(item: Mapping[str, Any], where: str, found: MessageList, tools: _Tools) -> None:

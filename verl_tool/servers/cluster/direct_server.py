@@ -40,8 +40,8 @@ class _Server(uvicorn.Server):
 class DirectServer:
     """Serves an application on a bound socket, of TCP or Unix, in the running event loop."""
 
-    def __init__(self, listener: socket.socket) -> None:
-        self._socket = listener
+    def __init__(self, listener: socket.socket, http: type[BoundedHttp] = BoundedHttp) -> None:
+        self._socket, self._http = listener, http
         name = listener.getsockname()
         self.url = name if listener.family is socket.AF_UNIX else base_url(*name[:2])
         self._server: _Server | None = None
@@ -51,7 +51,7 @@ class DirectServer:
         """Begin to serve."""
         config = uvicorn.Config(
             app,
-            http=BoundedHttp,
+            http=self._http,
             ws="none",
             lifespan="off",
             log_config=None,
