@@ -76,13 +76,8 @@ class TestRoundTrips:
     def test_results_survive_the_wire(self, results: list[StepResult]) -> None:
         body = encode_response(results, 1.5)
         received = ObservationResponse.model_validate_json(body)
+        assert received.processing_time_ms == 1.5
         assert received.step_results([r.trajectory_id for r in results]) == results
-
-    @given(st.lists(RESULTS, max_size=5))
-    def test_the_fast_encoder_says_what_the_models_say(self, results: list[StepResult]) -> None:
-        slow = ObservationResponse.from_results(results, 1.5).model_dump(mode="json")
-        fast = json.loads(encode_response(results, 1.5))
-        assert ObservationResponse.model_validate(fast) == ObservationResponse.model_validate(slow)
 
     @given(JSON_VALUES)
     def test_any_json_survives(self, value: object) -> None:

@@ -121,11 +121,6 @@ class Observation(BaseModel):
     """Why ``valid`` is false, for logs; the model reads ``obs``."""
     metrics: dict[str, float] | None = None
 
-    def shortened(self) -> str | Observation:
-        """A plain string if the text is all there is."""
-        bare = self.model_dump(exclude={"obs"}, exclude_none=True)
-        return self if bare else self.obs
-
 
 @dataclass(frozen=True)
 class StepRequest:
@@ -170,17 +165,6 @@ class StepResult:
     """As `image`."""
     invalid_reason: str | None = None
     metrics: Mapping[str, float] | None = None
-
-    def as_observation(self) -> str | Observation:
-        """The observation in its wire form."""
-        return Observation(
-            obs=self.observation,
-            reward=self.reward,
-            image=self.image,
-            audio=self.audio,
-            invalid_reason=self.invalid_reason,
-            metrics=dict(self.metrics) if self.metrics else None,
-        ).shortened()
 
 
 def request_body(requests: Sequence[StepRequest], extras: Sequence[object] | None = None) -> bytes:
@@ -359,16 +343,6 @@ class ObservationResponse(BaseModel):
     valids: list[bool]
     faults: list[Fault | None] = Field(default_factory=list)
     processing_time_ms: float = 0.0
-
-    @classmethod
-    def from_results(cls, results: list[StepResult], processing_time_ms: float) -> ObservationResponse:
-        return cls(
-            observations=[r.as_observation() for r in results],
-            dones=[r.done for r in results],
-            valids=[r.valid for r in results],
-            faults=[r.fault for r in results],
-            processing_time_ms=processing_time_ms,
-        )
 
     def step_results(self, trajectory_ids: list[str]) -> list[StepResult]:
         """The entries as `StepResult`. A server that knows no ``faults`` gives none.
