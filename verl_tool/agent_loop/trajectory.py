@@ -191,6 +191,8 @@ class CallRecord:
     local: bool = False
     """Whether the loop answered the call itself (``delegate``). `seconds` is then 0: the sub-agent's time is in the
     timings."""
+    over_mcp: bool = False
+    """Whether an agent behind the gateway called the tool over MCP. The call then belongs to no turn of the model."""
 
 
 @dataclass(frozen=True)
@@ -288,8 +290,9 @@ class Trajectory:
 
     @property
     def turn_calls(self) -> tuple[CallRecord, ...]:
-        """The main agent's calls, without that of `call_tool_first`. The k-th call ended the k-th turn."""
-        turns, calls = self.num_turns, tuple(call for call in self.calls if not call.agent)
+        """The main agent's calls, without that of `call_tool_first` and those over MCP. The k-th call ended the k-th
+        turn."""
+        turns, calls = self.num_turns, tuple(call for call in self.calls if not (call.agent or call.over_mcp))
         first_request = bool(calls) and not calls[0].action
         in_prompt = any(segment.author is not Author.PROMPT for segment in self.segments[: self.prompt_segments])
         called_first = first_request and (in_prompt or len(calls) > turns)

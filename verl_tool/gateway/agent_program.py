@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.gateway.gateway_app import SESSIONS_PATH
-from verl_tool.gateway.presets import PRESETS
+from verl_tool.gateway.presets import MCP_PRESETS, PRESETS
 from verl_tool.gateway.session import AgentSession
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.sandboxed_service import RunningService, SandboxedService, ServiceSandbox
@@ -28,17 +28,18 @@ MAX_OUTPUT = 64 << 10
 """Bytes of a program's output that are kept: the last ones."""
 MAX_FILE = 256 << 10
 """Bytes of a file that is kept."""
+MCP_VARIABLE = "MCP_URL"
 _FORWARDER = (Path(__file__).parent / "inside" / "forwarder.py").read_text(encoding="utf-8")
 _LINE_BYTES = 64 << 20
 _OPEN_FILES, _DISK_BYTES, _DISK_FILES = 4096, 1 << 30, 1 << 16
-_PLACEHOLDER = re.compile(r"\{(?:task|base_url|key|session)\}")
+_PLACEHOLDER = re.compile(r"\{(?:task|base_url|key|session|mcp_url)\}")
 _NOT_STARTED = 127
 """Status of a program that cannot be started in the sandbox."""
 
 
 class AgentProgram(BaseModel):
-    """How the program is started. In `command` and `env`, ``{task}``, ``{base_url}``, ``{key}`` and ``{session}`` are
-    replaced."""
+    """How the program is started. In `command` and `env`, ``{task}``, ``{base_url}``, ``{key}``, ``{session}`` and
+    ``{mcp_url}`` are replaced."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -59,6 +60,8 @@ class AgentProgram(BaseModel):
     """Of all its processes together."""
     processes: int = Field(default=256, ge=1)
     """Processes and threads at once."""
+    mcp: bool = False
+    """It calls the tools of the trainer's tool server over MCP, at ``{mcp_url}`` (``MCP_URL`` in its environment)."""
     keep_files: tuple[str, ...] = ()
     """Files in its working directory whose contents are kept in the record, such as an answer to grade."""
 
@@ -87,6 +90,9 @@ class AgentProgram(BaseModel):
         if not install.is_dir():
             hint = f"run bash scripts/install_agents.sh {self.install}"
             raise ConfigError(f"gateway.program.install={self.install} is not a folder; {hint}")
+        if self.mcp and self.preset not in MCP_PRESETS:
+            able = ", ".join(sorted(MCP_PRESETS))
+            raise ConfigError(f"gateway.program.mcp: {self.preset} does not speak MCP; those that do: {able}")
         preset = PRESETS[self.preset](install)
         update = {
             "command": preset.command,
@@ -125,11 +131,13 @@ async def run_program(
     """
     base = f"http://127.0.0.1:{PORT}{SESSIONS_PATH}/{session.id}"
     values = {"{task}": task, "{base_url}": f"{base}/v1", "{key}": session.key, "{session}": session.id}
+    values["{mcp_url}"] = f"{base}/mcp"
     env = {
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_KEY": session.key,
         "ANTHROPIC_BASE_URL": base,
         "ANTHROPIC_API_KEY": session.key,
+        **({MCP_VARIABLE: f"{base}/mcp"} if program.mcp else {}),
         **{name: _fill(text, values) for name, text in program.env.items()},
     }
     service = SandboxedService(

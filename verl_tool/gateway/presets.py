@@ -32,8 +32,10 @@ def _npm(install: Path, script: str, **env: str) -> Preset:
 
 def _claude_code(install: Path) -> Preset:
     script = (
-        'exec "$AGENTS/node_modules/.bin/claude" -p "$TASK" --output-format json --allowedTools "Bash Read Edit Write"'
+        'exec "$AGENTS/node_modules/.bin/claude" -p "$TASK" --output-format json '
+        '--allowedTools "Bash Read Edit Write${MCP_URL:+ mcp__tools}" ${MCP_URL:+--mcp-config "$MCP_SETTINGS"}'
     )
+    mcp = {"mcpServers": {"tools": {"type": "http", "url": "{mcp_url}"}}}
     return _npm(
         install,
         script,
@@ -41,6 +43,7 @@ def _claude_code(install: Path) -> Preset:
         CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
         CLAUDE_CODE_ATTRIBUTION_HEADER="0",
         DISABLE_TELEMETRY="1",
+        MCP_SETTINGS=json.dumps(mcp),
     )
 
 
@@ -56,10 +59,11 @@ env_key = "OPENAI_API_KEY"
 wire_api = "responses"
 """
     script = (
-        'mkdir -p "$HOME/.codex"; printf %s "$SETTINGS" > "$HOME/.codex/config.toml"; '
+        'mkdir -p "$HOME/.codex"; printf %s "$SETTINGS${MCP_URL:+$MCP_SETTINGS}" > "$HOME/.codex/config.toml"; '
         'exec "$AGENTS/node_modules/.bin/codex" exec --json --skip-git-repo-check "$TASK"'
     )
-    return _npm(install, script, SETTINGS=settings)
+    mcp = '[mcp_servers.tools]\nurl = "{mcp_url}"\n'
+    return _npm(install, script, SETTINGS=settings, MCP_SETTINGS=mcp)
 
 
 def _pi(install: Path) -> Preset:
@@ -86,10 +90,13 @@ def _opencode(install: Path) -> Preset:
     settings = {"autoupdate": False, "share": "disabled", "model": "gateway/model", "provider": {"gateway": provider}}
     script = (
         'mkdir -p "$HOME/.config/opencode"; printf %s "$SETTINGS" > "$HOME/.config/opencode/opencode.json"; '
+        'export OPENCODE_CONFIG_CONTENT="${MCP_URL:+$MCP_SETTINGS}"; '
         'exec "$AGENTS/node_modules/.bin/opencode" run --format json "$TASK"'
     )
+    mcp = {"mcp": {"tools": {"type": "remote", "url": "{mcp_url}", "enabled": True}}}
     disabled = ("OPENCODE_DISABLE_MODELS_FETCH", "OPENCODE_DISABLE_AUTOUPDATE", "OPENCODE_DISABLE_LSP_DOWNLOAD")
-    return _npm(install, script, SETTINGS=json.dumps(settings), **dict.fromkeys(disabled, "1"))
+    written = {"SETTINGS": json.dumps(settings), "MCP_SETTINGS": json.dumps(mcp)}
+    return _npm(install, script, **written, **dict.fromkeys(disabled, "1"))
 
 
 def _mini_swe_agent(install: Path) -> Preset:
@@ -114,3 +121,5 @@ PRESETS: dict[str, Callable[[Path], Preset]] = {
     "pi": _pi,
 }
 """By name, each made for the folder that the agents are installed in."""
+MCP_PRESETS = frozenset({"claude_code", "codex", "opencode"})
+"""Those that speak MCP: they use the tool server's tools if ``MCP_URL`` is in their environment."""

@@ -25,6 +25,7 @@ from verl_tool.formats.scan import THOUGHTS
 from verl_tool.gateway.conversation import AgentRequest, Finish, ModelAnswer, ToolCall
 from verl_tool.gateway.conversation_renderer import ConversationRenderer
 from verl_tool.gateway.dialects.base import RequestError
+from verl_tool.gateway.mcp_tools import SessionTools
 from verl_tool.gateway.session_tree import ModelTurn, Placement, SessionPolicy, SessionTree
 
 _CHARACTERS_A_TOKEN = 16
@@ -122,6 +123,8 @@ class AgentSession:
     """What the engine raised last, if it has not answered since."""
     aborted: bool = False
     """The engine gave up an answer."""
+    tools: SessionTools | None = None
+    """What the agent may call over MCP."""
 
     def __post_init__(self) -> None:
         self.tree = SessionTree(self.model.renderer, self.options.policy)
@@ -133,6 +136,12 @@ class AgentSession:
     def is_finished(self) -> bool:
         """Whether it takes no more requests."""
         return self._finishing is not None
+
+    @property
+    def turns_left(self) -> int:
+        """Answers that it may still ask for."""
+        running = sum(not each.task.done() for each in self._pending)
+        return max(0, self.options.max_turns - len(self.tree.turns) - running)
 
     def has_key(self, key: str) -> bool:
         """Whether `key` is the session's."""
@@ -154,8 +163,7 @@ class AgentSession:
         if pending is not None:
             pending.readers += 1
             return pending
-        running = sum(not each.task.done() for each in self._pending)
-        if len(self.tree.turns) + running >= self.options.max_turns:
+        if not self.turns_left:
             raise RequestError(f"this session has had max_turns={self.options.max_turns} answers")
         room = self.model.max_model_len - len(placement.prompt_ids)
         if room < 1:
@@ -198,6 +206,9 @@ class AgentSession:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         rollout = self.tree.rollout(self.id).with_reward(reward)
+        if self.tools is not None:
+            await self.tools.close()
+            rollout = self.tools.add_to(rollout)
         return replace(rollout, extra={**rollout.extra, **extra})
 
     def _reject_finished(self) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.errors import ConfigError
 from verl_tool.gateway.agent_program import AgentProgram
 from verl_tool.gateway.session import SessionOptions
+from verl_tool.servers.mcp.catalog import require_sdk
 
 
 class GatewaySettings(BaseModel):
@@ -32,6 +34,10 @@ class GatewaySettings(BaseModel):
             raise ConfigError(f"{where}: {problem['msg']}") from None
         if not config.trainer.use_v1:
             raise ConfigError("gateway.program makes several rows per rollout; set trainer.use_v1=true")
+        if settings.program.mcp:
+            if not options_in(config).enable_agent:
+                raise ConfigError("gateway.program.mcp calls the tool server; set actor_rollout_ref.agent.enable_agent")
+            require_sdk("gateway.program.mcp")
         return settings.model_copy(update={"program": settings.program.resolve()})
 
     @staticmethod

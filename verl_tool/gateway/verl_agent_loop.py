@@ -20,13 +20,14 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
 
-from verl_tool.agent_loop.row import build_call_extra, is_present, text_messages
+from verl_tool.agent_loop.row import build_call_extra, is_present, listed_tools, text_messages
 from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.gateway.agent_program import ProgramResult, run_program
 from verl_tool.gateway.gateway_app import Gateway, GatewayOptions
+from verl_tool.gateway.mcp_tools import GatewayTools
 from verl_tool.gateway.session import AgentSession, SessionModel
 from verl_tool.gateway.settings import GatewaySettings
 from verl_tool.protocol import FILES_FIELD, Fault, FaultKind
@@ -41,9 +42,9 @@ PROGRAM = "agent_program"
 class _AgentHost:
     """The gateway of a worker process, on a Unix socket, and the sandbox of its programs."""
 
-    def __init__(self, model: SessionModel, settings: GatewaySettings) -> None:
+    def __init__(self, model: SessionModel, settings: GatewaySettings, tools: GatewayTools | None) -> None:
         self.settings = settings
-        self.gateway = Gateway(model, GatewayOptions(max_sessions=1 << 16, idle_seconds=math.inf))
+        self.gateway = Gateway(model, GatewayOptions(max_sessions=1 << 16, idle_seconds=math.inf), tools)
         self.sandbox = ServiceSandbox(settings.program.limits)
         self._folder = tempfile.TemporaryDirectory(prefix="verl_tool_gateway_")
         os.chmod(self._folder.name, 0o755)
@@ -106,13 +107,16 @@ class GatewayAgentLoop(VerlToolAgentLoop):
                 f"{where} has a verifier, which checks a tool's workspace; a program has none. Grade its files"
             )
         task = str(text_messages(raw_prompt, where)[-1]["content"])
-        files = build_call_extra(tools_kwargs, None, where).get(FILES_FIELD)
+        listed = listed_tools(tools_kwargs, row.get("extra_info"), where)
+        extra = build_call_extra(tools_kwargs, listed, where)
+        files = extra.get(FILES_FIELD)
         unpacked = {name: file.content for name, file in unpack(files).items()} if is_present(files) else {}
         host = self._host()
         await host.start()
         options = host.settings.session
         sampling = {**sampling_params, **options.sampling}
-        session = host.gateway.open_session(options.model_copy(update={"sampling": sampling}))
+        options = options.model_copy(update={"sampling": sampling})
+        session = host.gateway.open_session(options, call_extra=extra, listed_tools=listed)
         generator = self._worker.generator
         generator.begin(session.id, int(priority), self._seed(row, index, int(global_steps), int(priority)))
         result: ProgramResult | str
@@ -137,7 +141,11 @@ class GatewayAgentLoop(VerlToolAgentLoop):
             model = SessionModel.create(
                 *(worker.generator, worker.tokenizer, worker.formats.all, int(limit)), end_token_ids=end_token_ids
             )
-            host = _hosts[self.server_manager] = _AgentHost(model, GatewaySettings.of_config(self.config))
+            settings = GatewaySettings.of_config(self.config)
+            tools = None
+            if settings.program.mcp and worker.tools is not None:
+                tools = GatewayTools(worker.tools, worker.options)
+            host = _hosts[self.server_manager] = _AgentHost(model, settings, tools)
         return host
 
 

@@ -154,8 +154,9 @@ class _Worker:
         if rollout.get("enable_rollout_routing_replay", False):
             self.routes = ExpertRoutes.of_model(folder, trust_remote_code=trusted)
         self.formats = LoopFormats(self.options.formats, tools)
+        self.tools = self._tools()
         self.episode = Episode(
-            *(self.generator, self._tools(), self.tokenizer, self.options),
+            *(self.generator, self.tools, self.tokenizer, self.options),
             renderer=self.prompts.observations(),
             formats=self.formats.all,
             image_tokens=self.images,

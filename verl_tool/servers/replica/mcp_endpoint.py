@@ -14,11 +14,12 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.responses import Response
 
 from verl_tool.content.parts import ImagePart, listed, to_wire
+from verl_tool.errors import ToolFault
 from verl_tool.http.messages import HttpError
 from verl_tool.http.web_app import Request
 from verl_tool.protocol import (
@@ -28,9 +29,11 @@ from verl_tool.protocol import (
     MAX_STEP,
     STEP_HEADER,
     TRAJECTORY_HEADER,
+    Fault,
     FaultKind,
     StepRequest,
     StepResult,
+    ToolDescription,
     is_trajectory_id,
 )
 from verl_tool.servers.replica.asgi_app import ToolServerApp
@@ -57,35 +60,91 @@ _EXCHANGE = "verl_tool.mcp"
 _DATA_URI = re.compile(r"data:(?P<type>[a-z]+/[\w.+-]+);base64,(?P<data>[A-Za-z0-9+/=\s]*)")
 
 
+class McpTools(Protocol):
+    """The tools that a route serves."""
+
+    @property
+    def timeout_seconds(self) -> float:
+        """Deadline of one request."""
+        ...
+
+    async def describe(self) -> Sequence[ToolDescription]:
+        """The tools to list. Raises ToolFault if they are not known."""
+        ...
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], headers: Mapping[bytes, bytes], meta: Mapping[str, Any]
+    ) -> StepResult:
+        """Run one call; the request's headers and ``_meta`` may say whose it is. Raises HttpError, and MCPError for a
+        call that cannot be one (`rejection`)."""
+        ...
+
+
+class _ServerTools:
+    """The tools of a replica."""
+
+    def __init__(self, app: ToolServerApp) -> None:
+        self._app = app
+        self.timeout_seconds = app.request_timeout_seconds
+
+    async def describe(self) -> Sequence[ToolDescription]:
+        return self._app.toolset.describe()
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], headers: Mapping[bytes, bytes], meta: Mapping[str, Any]
+    ) -> StepResult:
+        tool = self._app.toolset.tool(name)
+        if tool is None:
+            raise unknown_tool(name, [tool.name for tool in self._app.toolset.tools])
+        action = written_call(name, arguments)
+        trajectory = _one_of(headers, TRAJECTORY_HEADER, meta, TRAJECTORY_META)
+        step = _step_number(_one_of(headers, STEP_HEADER, meta, STEP_META))
+        if trajectory is None:
+            if tool.stateful or step is not None:
+                why = "keeps state" if tool.stateful else "was sent with a step"
+                raise rejection(
+                    f"tool {name} {why}: name the trajectory by {TRAJECTORY_HEADER} or _meta {TRAJECTORY_META}"
+                )
+            trajectory = f"mcp-{secrets.token_hex(16)}"
+        elif not is_trajectory_id(trajectory):
+            raise rejection(f"the trajectory is {excerpt(trajectory)}; send {A_TRAJECTORY_ID}")
+        [result] = await self._app.answer([StepRequest(trajectory, action, step, extra={DIRECT_FIELD: True})])
+        return result
+
+
 @dataclass
 class _Exchange:
     """One request, as the SDK's handlers need it."""
 
-    app: ToolServerApp
+    tools: McpTools
     headers: Mapping[bytes, bytes]
     refusal: HttpError | None = None
     """What to answer in place of what the SDK makes of it."""
 
 
 class McpEndpoint:
-    """The route of one app. The SDK is loaded at the first request, beside the event loop."""
+    """A route. The SDK is loaded at the first request, beside the event loop."""
 
     def __init__(self) -> None:
         self._server: Server[Any] | None = None
 
     async def answer(self, app: ToolServerApp, request: Request) -> Response:
-        """The SDK's answer. Raises HttpError: 400 if the body is not JSON, 501 if the SDK is not installed, 503 if the
-        queue is full, 504 after the app's deadline."""
+        """The answer with the tools of a replica. Raises HttpError as `serve`, and 503 if the queue is full."""
+        return await self.serve(_ServerTools(app), request)
+
+    async def serve(self, tools: McpTools, request: Request) -> Response:
+        """The SDK's answer. Raises HttpError: 400 if the body is not JSON, 501 if the SDK is not installed, 504 after
+        the deadline of `tools`, and what `tools` raises."""
         try:
             await decoded(decode_request_json, request.body)
         except BadJsonError as error:
             raise HttpError(400, "bad_request", str(error)) from None
-        exchange, collected = _Exchange(app, request.headers), _Collected(request.body)
+        exchange, collected = _Exchange(tools, request.headers), _Collected(request.body)
         try:
-            with Deadline(app.request_timeout_seconds + _MARGIN_SECONDS):
+            with Deadline(tools.timeout_seconds + _MARGIN_SECONDS):
                 await self._exchange(_scope(request, exchange), collected)
         except asyncio.TimeoutError:
-            message = f"no answer within {app.request_timeout_seconds:g} s"
+            message = f"no answer within {tools.timeout_seconds:g} s"
             raise HttpError(504, FaultKind.TIMEOUT.value, message) from None
         if exchange.refusal is not None:
             raise exchange.refusal
@@ -166,21 +225,21 @@ def _new_server() -> Server[Any]:
 async def _list_tools(context: Any, params: Any) -> ListToolsResult:
     from mcp_types import ListToolsResult, Tool
 
-    tools = [
-        Tool(name=tool.name, description=tool.description, input_schema=tool.parameters)
-        for tool in _exchange_of(context).app.toolset.describe()
-    ]
+    try:
+        described = await _exchange_of(context).tools.describe()
+    except ToolFault as error:
+        raise _fault_error(error.as_fault()) from None
+    tools = [Tool(name=tool.name, description=tool.description, input_schema=tool.parameters) for tool in described]
     return ListToolsResult(tools=tools)
 
 
 async def _call_tool(context: Any, params: CallToolRequestParams) -> CallToolResult:
     exchange = _exchange_of(context)
-    step = _step_request(exchange, context.meta or {}, params.name, params.arguments or {})
     try:
-        [result] = await exchange.app.answer([step])
+        result = await exchange.tools.call(params.name, params.arguments or {}, exchange.headers, context.meta or {})
     except HttpError as error:
         exchange.refusal = error
-        raise _rejection(error.message) from None
+        raise rejection(error.message) from None
     return _describe(params.name, result)
 
 
@@ -189,27 +248,12 @@ def _exchange_of(context: Any) -> _Exchange:
     return exchange
 
 
-def _step_request(exchange: _Exchange, meta: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> StepRequest:
-    """The call as a step of its trajectory. Raises MCPError that names the value at fault."""
-    tool = exchange.app.toolset.tool(name)
-    if tool is None:
-        known = ", ".join(tool.name for tool in exchange.app.toolset.tools)
-        raise _rejection(f"tool {excerpt(name)} is unknown; known: {known}")
+def written_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """The call as an action (`DIRECT_FIELD`). Raises MCPError if it is too long."""
     action = encode_json({"name": name, "arguments": arguments}).decode()
     if len(action) > MAX_ACTION_CHARACTERS:
-        raise _rejection(f"the call has {len(action)} characters; at most {MAX_ACTION_CHARACTERS} are taken")
-    trajectory = _one_of(exchange.headers, TRAJECTORY_HEADER, meta, TRAJECTORY_META)
-    step = _step_number(_one_of(exchange.headers, STEP_HEADER, meta, STEP_META))
-    if trajectory is None:
-        if tool.stateful or step is not None:
-            why = "keeps state" if tool.stateful else "was sent with a step"
-            raise _rejection(
-                f"tool {name} {why}: name the trajectory by {TRAJECTORY_HEADER} or _meta {TRAJECTORY_META}"
-            )
-        trajectory = f"mcp-{secrets.token_hex(16)}"
-    elif not is_trajectory_id(trajectory):
-        raise _rejection(f"the trajectory is {excerpt(trajectory)}; send {A_TRAJECTORY_ID}")
-    return StepRequest(trajectory, action, step, extra={DIRECT_FIELD: True})
+        raise rejection(f"the call has {len(action)} characters; at most {MAX_ACTION_CHARACTERS} are taken")
+    return action
 
 
 def _one_of(headers: Mapping[bytes, bytes], header: str, meta: Mapping[str, Any], key: str) -> Any:
@@ -220,9 +264,9 @@ def _one_of(headers: Mapping[bytes, bytes], header: str, meta: Mapping[str, Any]
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raise _rejection(f"the header {header} is not UTF-8") from None
+        raise rejection(f"the header {header} is not UTF-8") from None
     if reported is not None and str(reported) != text:
-        raise _rejection(
+        raise rejection(
             f"the header {header} says {excerpt(text)} and _meta {key} {excerpt(reported)}; send one of them"
         )
     return text
@@ -234,17 +278,15 @@ def _step_number(value: Any) -> int | None:
         value = int(value)
     if value is None or (type(value) is int and 0 <= value <= MAX_STEP):
         return value
-    raise _rejection(f"the step is {excerpt(value)}; send a whole number from 0 to {MAX_STEP}")
+    raise rejection(f"the step is {excerpt(value)}; send a whole number from 0 to {MAX_STEP}")
 
 
 def _describe(name: str, result: StepResult) -> CallToolResult:
     """Raises MCPError for a fault, which is no answer of the tool; its data say whether the step may be sent again."""
-    from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, CallToolResult, TextContent
+    from mcp_types import INTERNAL_ERROR, CallToolResult, TextContent
 
     if result.fault is not None:
-        fault = result.fault
-        wrong = fault.kind is FaultKind.BAD_REQUEST
-        raise _error(INVALID_PARAMS if wrong else INTERNAL_ERROR, fault.message, fault.model_dump(mode="json"))
+        raise _fault_error(result.fault)
     if result.audio is not None:
         raise _error(INTERNAL_ERROR, f"tool {name} answers with audio, which is not carried to MCP clients")
     meta = {REWARD_META: result.reward, DONE_META: result.done or None}
@@ -270,10 +312,23 @@ def _images(name: str, image: object) -> Sequence[ImageContent]:
     return images
 
 
-def _rejection(message: str) -> Exception:
+def unknown_tool(name: str, known: Sequence[str]) -> Exception:
+    """An MCPError that names the tools that there are."""
+    return rejection(f"tool {excerpt(name)} is unknown; known: {', '.join(known)}")
+
+
+def rejection(message: str) -> Exception:
+    """An MCPError: the call is wrong, and was not run."""
     from mcp_types import INVALID_PARAMS
 
     return _error(INVALID_PARAMS, message)
+
+
+def _fault_error(fault: Fault) -> Exception:
+    from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
+
+    wrong = fault.kind is FaultKind.BAD_REQUEST
+    return _error(INVALID_PARAMS if wrong else INTERNAL_ERROR, fault.message, fault.model_dump(mode="json"))
 
 
 def _error(code: int, message: str, data: object = None) -> Exception:
