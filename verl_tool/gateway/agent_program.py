@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from verl_tool.errors import ConfigError, SandboxError
+from verl_tool.gateway.container_program import ContainerOptions, ContainerService, ProgramContainers
 from verl_tool.gateway.gateway_app import SESSIONS_PATH
 from verl_tool.gateway.presets import MCP_PRESETS, PRESETS
 from verl_tool.gateway.session import AgentSession
@@ -24,6 +25,8 @@ from verl_tool.sandbox.sandboxed_service import RunningService, SandboxedService
 
 PORT = 8000
 """Of the gateway, on the loopback device of each program's sandbox."""
+ROW_IMAGE = "workspace_image"
+"""In ``tools_kwargs`` of a row: its own image."""
 MAX_OUTPUT = 64 << 10
 """Bytes of a program's output that are kept: the last ones."""
 MAX_FILE = 256 << 10
@@ -33,8 +36,8 @@ _FORWARDER = (Path(__file__).parent / "inside" / "forwarder.py").read_text(encod
 _LINE_BYTES = 64 << 20
 _OPEN_FILES, _DISK_BYTES, _DISK_FILES = 4096, 1 << 30, 1 << 16
 _PLACEHOLDER = re.compile(r"\{(?:task|base_url|key|session|mcp_url)\}")
-_NOT_STARTED = 127
-"""Status of a program that cannot be started in the sandbox."""
+_NOT_STARTED = (126, 127)
+"""Status of a program that cannot be started in the sandbox, or in a container."""
 
 
 class AgentProgram(BaseModel):
@@ -60,6 +63,9 @@ class AgentProgram(BaseModel):
     """Of all its processes together."""
     processes: int = Field(default=256, ge=1)
     """Processes and threads at once."""
+    image: str | None = None
+    """It runs in a container of this image, which needs ``bash`` and ``python3``, and not in the sandbox."""
+    container: ContainerOptions = ContainerOptions()
     mcp: bool = False
     """It calls the tools of the trainer's tool server over MCP, at ``{mcp_url}`` (``MCP_URL`` in its environment)."""
     keep_files: tuple[str, ...] = ()
@@ -75,6 +81,20 @@ class AgentProgram(BaseModel):
             disk_bytes=_DISK_BYTES,
             disk_files=_DISK_FILES,
         )
+
+    def choose_place(
+        self, sandbox: ServiceSandbox, row_image: object = None, where: str = "the row"
+    ) -> ServiceSandbox | ProgramContainers:
+        """Where it runs: in `sandbox`, or in containers. row_image: a row's own, in place of `image`.
+
+        Raises ConfigError that names the row if that is not the name of an image, or the program has none.
+        """
+        if row_image is None:
+            return sandbox if self.image is None else ProgramContainers(self.image, self.container, self.limits)
+        if self.image is None or not isinstance(row_image, str) or not row_image:
+            why = "is no name of an image" if self.image else "needs gateway.program.image, for rows without their own"
+            raise ConfigError(f"{where}: tools_kwargs.{ROW_IMAGE}={row_image!r:.100} {why}")
+        return ProgramContainers(row_image, self.container, self.limits)
 
     def resolve(self) -> AgentProgram:
         """The program with its preset filled in. Raises ConfigError if it names none, or one that is not installed."""
@@ -117,15 +137,15 @@ class ProgramResult:
 
 
 async def run_program(
-    sandbox: ServiceSandbox,
+    sandbox: ServiceSandbox | ProgramContainers,
     program: AgentProgram,
     session: AgentSession,
     socket: Path,
     task: str,
     files: Mapping[str, bytes] | None = None,
 ) -> ProgramResult:
-    """Run `program` in a fresh sandbox until it exits. socket: Unix socket on which the gateway listens. files: put
-    into its working directory first.
+    """Run `program` in a fresh sandbox or container until it exits. socket: Unix socket on which the gateway listens.
+    files: put into its working directory first.
 
     Raises SandboxError if it cannot be started.
     """
@@ -142,7 +162,7 @@ async def run_program(
     }
     service = SandboxedService(
         (
-            *("python", "-c", _FORWARDER, str(socket), str(PORT), json.dumps(program.keep_files)),
+            *("python3", "-c", _FORWARDER, str(socket), str(PORT), json.dumps(program.keep_files)),
             *(_fill(text, values) for text in program.command),
         ),
         env,
@@ -150,11 +170,11 @@ async def run_program(
         loopback=True,
     )
     started = time.monotonic()
-    running = await sandbox.spawn(service, line_bytes=_LINE_BYTES)
+    running: RunningService | ContainerService = await sandbox.spawn(service, line_bytes=_LINE_BYTES)
     log = bytearray()
     last: dict[str, Any] | None = None
     try:
-        last = await asyncio.wait_for(_communicate(running, files or {}, log), program.seconds)
+        last = await asyncio.wait_for(_communicate(running.process, files or {}, log), program.seconds)
     except asyncio.TimeoutError:
         pass
     finally:
@@ -169,9 +189,10 @@ async def run_program(
     return ProgramResult(last["exit"], output, found, seconds)
 
 
-async def _communicate(running: RunningService, files: Mapping[str, bytes], log: bytearray) -> dict[str, Any]:
+async def _communicate(
+    process: asyncio.subprocess.Process, files: Mapping[str, bytes], log: bytearray
+) -> dict[str, Any]:
     """Send the files, collect what the program prints, and return the forwarder's last line."""
-    process = running.process
     assert process.stdin is not None
     assert process.stdout is not None
     encoded = {name: base64.b64encode(data).decode() for name, data in files.items()}
@@ -190,7 +211,7 @@ async def _communicate(running: RunningService, files: Mapping[str, bytes], log:
         line = await process.stdout.readline()
         if not line:
             await collecting
-            if await process.wait() == _NOT_STARTED:
+            if await process.wait() in _NOT_STARTED:
                 return {"error": bytes(log[-500:]).decode("utf-8", "replace")}
         result = _read_result(line)
         with contextlib.suppress(asyncio.TimeoutError):

@@ -25,7 +25,7 @@ from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError
-from verl_tool.gateway.agent_program import ProgramResult, run_program
+from verl_tool.gateway.agent_program import ROW_IMAGE, ProgramResult, run_program
 from verl_tool.gateway.gateway_app import Gateway, GatewayOptions
 from verl_tool.gateway.mcp_tools import GatewayTools
 from verl_tool.gateway.session import AgentSession, SessionModel
@@ -57,10 +57,12 @@ class _AgentHost:
         async with self._starting:
             if self._server is not None:
                 return
-            await self.sandbox.start()
+            if self.settings.program.image is None:
+                await self.sandbox.start()
             listener = socket.socket(socket.AF_UNIX)
             listener.bind(str(self.socket))
-            os.chmod(self.socket, 0o666 if os.geteuid() == 0 else 0o600)  # programs are other users if we are root
+            # Programs are other users if we are root, and in containers.
+            os.chmod(self.socket, 0o666 if os.geteuid() == 0 or self.settings.program.image else 0o600)
             listener.listen()
             server = DirectServer(listener)
             await server.open(self.gateway.app(for_agents=True))
@@ -110,9 +112,11 @@ class GatewayAgentLoop(VerlToolAgentLoop):
         listed = listed_tools(tools_kwargs, row.get("extra_info"), where)
         extra = build_call_extra(tools_kwargs, listed, where)
         files = extra.get(FILES_FIELD)
+        row_image = extra.pop(ROW_IMAGE, None)
         unpacked = {name: file.content for name, file in unpack(files).items()} if is_present(files) else {}
         host = self._host()
         await host.start()
+        place = host.settings.program.choose_place(host.sandbox, row_image, where)
         options = host.settings.session
         sampling = {**sampling_params, **options.sampling}
         options = options.model_copy(update={"sampling": sampling})
@@ -121,7 +125,7 @@ class GatewayAgentLoop(VerlToolAgentLoop):
         generator.begin(session.id, int(priority), self._seed(row, index, int(global_steps), int(priority)))
         result: ProgramResult | str
         try:
-            result = await run_program(host.sandbox, host.settings.program, session, host.socket, task, unpacked)
+            result = await run_program(place, host.settings.program, session, host.socket, task, unpacked)
         except SandboxError as error:
             result = str(error)
         finally:

@@ -42,9 +42,14 @@ class ContainerEngine:
         self.command, self._path = command, path
 
     async def start(
-        self, *arguments: str, streams: tuple[int, int, int] | None = None, stderr: int = asyncio.subprocess.PIPE
+        self,
+        *arguments: str,
+        streams: tuple[int, int, int] | None = None,
+        stderr: int = asyncio.subprocess.PIPE,
+        line_bytes: int = _READ_BYTES,
     ) -> asyncio.subprocess.Process:
-        """Start one that goes on running, on pipes or on the descriptors given. A Ctrl-C in our terminal does not reach
+        """Start one that goes on running, on pipes or on the descriptors given. `line_bytes`: the longest line that is
+        read from it. A Ctrl-C in our terminal does not reach
         it, and of our environment it has what the command line itself needs. Raises OSError with the number EINVAL or
         E2BIG for arguments that no program can be given, and SandboxError if the command line cannot be run."""
         stdin, stdout, err = streams or (asyncio.subprocess.PIPE, asyncio.subprocess.PIPE, stderr)
@@ -53,7 +58,14 @@ class ContainerEngine:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         try:
             return await asyncio.create_subprocess_exec(
-                self._path, *words, stdin=stdin, stdout=stdout, stderr=err, env=_environment(), start_new_session=True
+                self._path,
+                *words,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=err,
+                env=_environment(),
+                start_new_session=True,
+                limit=line_bytes,
             )
         except OSError as error:
             if error.errno == errno.E2BIG:
