@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 from collections.abc import AsyncIterator
@@ -20,7 +21,7 @@ from template_families import QWEN
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.formats import format_by_name
 from verl_tool.gateway.agent_program import AgentProgram, ProgramResult, run_program
-from verl_tool.gateway.container_program import ProgramContainers
+from verl_tool.gateway.container_program import ContainerOptions, ProgramContainers
 from verl_tool.gateway.gateway_app import Gateway
 from verl_tool.gateway.session import SessionModel
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
@@ -29,6 +30,8 @@ from verl_tool.servers.cluster.direct_server import DirectServer
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 TOKENIZER = TemplateTokenizer("Qwen-Qwen3-0.6B", QWEN)
+INSTALL = Path(os.environ.get("VERL_TOOL_AGENTS", Path(__file__).parents[2] / ".agents"))
+STARTED = {"claude_code": "node_modules/.bin/claude", "mini_swe_agent": "mini/bin/mini"}
 ASKS = """
 import json, os, socket, sys, urllib.request
 body = json.dumps({"messages": [{"role": "user", "content": sys.argv[1]}]}).encode()
@@ -44,6 +47,12 @@ for address in (("192.0.2.1", 80), ("127.0.0.1", 22)):
 open("answer.txt", "w").write(answer)
 print(open("in/a.txt").read(), "SECRET" in os.environ, os.getcwd())
 """
+
+
+def write_call(name: str, arguments: dict[str, str]) -> str:
+    """A turn of the model that calls a tool."""
+    written = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{written}\n</tool_call><|im_end|>"
 
 
 class Place:
@@ -159,6 +168,37 @@ async def test_what_cannot_be_started_is_an_error(place: Place) -> None:
             await place.run("true", row_image="missing")
         with pytest.raises(SandboxError, match="cannot be started"):
             await place.run("true", row_image="no-python")
+
+
+WRITE = {
+    "claude_code": ("Bash", {"command": "cat note.txt > answer.txt", "description": "d"}),
+    "mini_swe_agent": ("bash", {"command": "cat note.txt > answer.txt"}),
+}
+END = {"mini_swe_agent": ("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"})}
+
+
+@pytest.mark.parametrize("preset", WRITE)
+async def test_a_real_agent_works_in_an_image(preset: str, place: Place) -> None:
+    if place.image == "any":
+        pytest.skip("the stand-in shows the machine's own files")
+    if not (INSTALL / STARTED[preset]).exists():
+        pytest.skip(f"{preset} is not installed in {INSTALL}; run bash scripts/install_agents.sh")
+    place.generator.turns = [write_call(*WRITE[preset])]
+    place.generator.turns.append(write_call(*END[preset]) if preset in END else "Done.<|im_end|>")
+    program = AgentProgram(
+        preset=preset,
+        install=str(INSTALL),
+        seconds=120,
+        image=place.image,
+        container=ContainerOptions(engine=place.engine, workdir="/srv", writable=True),
+        keep_files=("answer.txt",),
+    ).resolve()
+    where = program.choose_place(ServiceSandbox())
+    result = await run_program(where, program, place.session, place.socket, "Copy it.", {"note.txt": b"42"})
+    rollout = await place.session.finish(1.0)
+    assert result.files == {"answer.txt": "42"}, result.output
+    assert (len(rollout.rows), rollout.num_turns) == (1, 2)
+    assert place.containers() == []
 
 
 @pytest.mark.parametrize(
