@@ -240,3 +240,68 @@ async def test_a_gateway_without_a_tool_server_says_so(tmp_path: Path, servers: 
 def test_an_agent_that_does_not_speak_mcp_is_refused() -> None:
     with pytest.raises(ConfigError, match="pi does not speak MCP"):
         AgentProgram(preset="pi", install="/", mcp=True).resolve()
+
+
+CALLER = """
+import asyncio, json, os, urllib.request
+from mcp import Client
+
+async def main():
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
+    await asyncio.to_thread(urllib.request.urlopen, request, timeout=20)
+    async with Client(os.environ["MCP_URL"]) as client:
+        for verb in ("extra color", "reward 0.5"):
+            await client.call_tool("puppet", {"input": verb})
+
+asyncio.run(main())
+"""
+
+
+@needs_sandbox
+async def test_the_loop_gives_calls_and_rewards_to_verl(servers: LiveServers) -> None:
+    pytest.importorskip("verl")
+    from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+    from verl_loop import ScriptedEngine, composed, make_tokenizer
+
+    from verl_tool.gateway.verl_agent_loop import make_agent_loop
+
+    server = await servers.start([Puppet()])
+    config = composed(
+        *("data.max_response_length=64", "trainer.use_v1=true", "actor_rollout_ref.agent.tool_schemas=none"),
+        *(f"actor_rollout_ref.agent.tool_server_url={server.url}", "gateway.program.mcp=true"),
+        *("gateway.program.seconds=60", "actor_rollout_ref.agent.enable_mtrl=true"),
+    )
+    config.gateway.program.command = ["python", "-c", CALLER]
+    tokenizer = make_tokenizer()
+    made = make_agent_loop(
+        DictConfigWrap(config),
+        server_manager=ScriptedEngine(tokenizer, "fine"),
+        tokenizer=tokenizer,
+        processor=None,
+        dataset_cls=RLHFDataset,
+        data_config=DictConfigWrap(config.data),
+    )
+    row = {"tools_kwargs": {"color": "red"}, "uid": "a", "session_id": 0, "data_source": "d"}
+    output = await made.run({}, raw_prompt=[{"role": "user", "content": "go"}], index=3, **row)
+    fields = output.extra_fields
+    assert fields["trajectory"].fault is None, fields["trajectory"].extra
+    assert [call.observation for call in fields["trajectory"].calls] == ["red", "0.5"]
+    assert fields["tool_rewards"] == [0.5]
+    assert tokenizer.decode(output.response_ids) == "fine"
+    await made._worker.tools.close()
+
+
+def test_tools_over_mcp_need_the_tool_server() -> None:
+    pytest.importorskip("verl")
+    from verl_loop import composed
+
+    from verl_tool.gateway.settings import GatewaySettings
+
+    config = composed(
+        *("trainer.use_v1=true", "actor_rollout_ref.agent.enable_agent=false", "gateway.program.mcp=true"),
+        "gateway.program.command=[x]",
+    )
+    with pytest.raises(ConfigError, match="enable_agent"):
+        GatewaySettings.of_config(config)
