@@ -147,6 +147,21 @@ class RowContext:
     tokens: tuple[int, ...]
     reason: str
     """Why the row was started: a value of the option `context`, or `DELEGATED`."""
+    images: tuple[tuple[int, int, str], ...] = ()
+    """Images among the tokens, in order: start, number of tokens, SHA-256."""
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The tokens as a prompt."""
+        segments, end = [], 0
+        for start, length, image in self.images:
+            if start > end:
+                segments.append(Segment(Author.PROMPT, self.tokens[end:start]))
+            end = start + length
+            segments.append(Segment(Author.PROMPT, self.tokens[start:end], image=image))
+        if end < len(self.tokens) or not segments:
+            segments.append(Segment(Author.PROMPT, self.tokens[end:]))
+        return tuple(segments)
 
 
 @dataclass(frozen=True)
@@ -342,7 +357,7 @@ class Trajectory:
         if not self.contexts:
             return (self,)
         prompts = [self.segments[: self.prompt_segments]]
-        prompts += [(Segment(Author.PROMPT, context.tokens),) for context in self.contexts]
+        prompts += [context.segments for context in self.contexts]
         return tuple(
             replace(
                 self,

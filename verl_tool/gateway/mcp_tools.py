@@ -31,9 +31,9 @@ _KNOWN_SECONDS = 60.0
 class GatewayTools:
     """The tool server behind a gateway."""
 
-    def __init__(self, client: ToolClient, options: EpisodeOptions) -> None:
+    def __init__(self, client: ToolClient, options: EpisodeOptions, *, reads_images: bool = False) -> None:
         self._client = client
-        self.channel = ToolChannel(client, options, None, reads_images=False)
+        self.channel = ToolChannel(client, options, None, reads_images=reads_images)
         self.call_seconds = options.tool_call_timeout + GRACE_SECONDS
         self._described: Sequence[ToolDescription] = ()
         self._described_at = -_KNOWN_SECONDS

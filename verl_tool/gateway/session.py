@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from verl_tool.agent_loop.generators.base import Generation, Generator
+from verl_tool.agent_loop.generators.base import Generation, Generator, ImageGenerator
 from verl_tool.agent_loop.generators.turn_writer import up_to_stop
+from verl_tool.agent_loop.rendering.images import ImagePlacer
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.errors import ConfigError
@@ -62,31 +63,37 @@ class SessionOptions(BaseModel):
 class SessionModel:
     """The model behind a gateway."""
 
-    generator: Generator
+    generator: Generator | ImageGenerator
     tokenizer: Tokenizer
     formats: tuple[Format, ...]
     """Those in which it calls tools."""
     end_token_ids: frozenset[int]
     max_model_len: int
+    images: ImagePlacer | None = None
+    """How it reads images; None: it reads text only."""
+    max_images: int | None = None
+    """Of one request; None: any number."""
 
     @classmethod
     def create(
         cls,
-        generator: Generator,
+        generator: Generator | ImageGenerator,
         tokenizer: Tokenizer,
         formats: Sequence[Format],
         max_model_len: int,
         end_token_ids: frozenset[int] = frozenset(),
+        images: ImagePlacer | None = None,
+        max_images: int | None = None,
     ) -> SessionModel:
         """end_token_ids: those that end a turn in addition to the tokenizer's own."""
         ends = end_token_ids | tokenizer.eos_token_ids
-        return cls(generator, tokenizer, tuple(formats), ends, max_model_len)
+        return cls(generator, tokenizer, tuple(formats), ends, max_model_len, images, max_images)
 
     @functools.cached_property
     def renderer(self) -> ConversationRenderer:
         """Renders its prompts. Raises ConfigError if it has no chat template."""
         try:
-            return ConversationRenderer(self.tokenizer, self.end_token_ids, self.formats)
+            return ConversationRenderer(self.tokenizer, self.end_token_ids, self.formats, self.images)
         except Exception as error:  # a template is a program, and raises what it likes
             raise ConfigError(f"agents need a model with a chat template: {error}") from error
 
@@ -168,6 +175,9 @@ class AgentSession:
         room = self.model.max_model_len - len(placement.prompt_ids)
         if room < 1:
             raise _too_long(f"{len(placement.prompt_ids)} tokens", self.model.max_model_len - 1)
+        limit = self.model.max_images
+        if limit is not None and len(placement.images) > limit:
+            raise RequestError(f"messages: {len(placement.images)} images, and the model is fed at most {limit}")
         self._reject_finished()
         limits = [room, self.options.max_tokens, request.max_tokens]
         params = dict(self.options.sampling) | {"max_tokens": min(n for n in limits if n is not None)}
@@ -230,9 +240,15 @@ class AgentSession:
 
     async def _generate(self, placement: Placement, params: dict[str, Any]) -> ModelTurn:
         try:
+            images: dict[str, Any] = {"images": list(placement.images)} if placement.images else {}
             generation = await asyncio.wait_for(
-                self.model.generator.generate(list(placement.prompt_ids), params, self.id), self.options.answer_seconds
+                self.model.generator.generate(list(placement.prompt_ids), params, self.id, **images),
+                self.options.answer_seconds,
             )
+            if self.model.images is not None and not set(self.model.images.tokens.banned_ids).isdisjoint(
+                generation.token_ids
+            ):
+                raise ConfigError("the model wrote a token for a part of an image; configure the engine not to")
         except asyncio.TimeoutError:  # a long answer is the model's
             raise
         except Exception as error:

@@ -143,12 +143,15 @@ class GatewayAgentLoop(VerlToolAgentLoop):
             limit = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
             end_token_ids = worker.prompts.observations().end_token_ids
             model = SessionModel.create(
-                *(worker.generator, worker.tokenizer, worker.formats.all, int(limit)), end_token_ids=end_token_ids
+                *(worker.generator, worker.tokenizer, worker.formats.all, int(limit)),
+                end_token_ids=end_token_ids,
+                images=worker.placer,
+                max_images=rollout.get("limit_images"),
             )
             settings = GatewaySettings.of_config(self.config)
             tools = None
             if settings.program.mcp and worker.tools is not None:
-                tools = GatewayTools(worker.tools, worker.options)
+                tools = GatewayTools(worker.tools, worker.options, reads_images=worker.placer is not None)
             host = _hosts[self.server_manager] = _AgentHost(model, settings, tools)
         return host
 

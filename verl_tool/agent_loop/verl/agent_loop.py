@@ -299,16 +299,16 @@ class VerlToolAgentLoop(AgentLoopBase):
             formats=formats,
             validation=bool(row.get(VALIDATION)),
         )
-        if len(outputs) > 1:
-            return one_or_several(outputs)
-        [output] = outputs
-        if worker.routes is not None:
+        if worker.routes is not None and len(outputs) == 1:
+            [output] = outputs
             total = len(output.prompt_ids) + len(output.response_ids)
             output.routed_experts = worker.routes.align(use.routed_experts, total)
         if worker.images is not None:
-            visible, folder = trajectory.visible_images, worker.folder_of_images(bool(row.get(VALIDATION)))
-            output.model_inputs = await asyncio.to_thread(model_inputs, worker.images, visible, folder)
-        return output
+            folder = worker.folder_of_images(bool(row.get(VALIDATION)))
+            for output, part in zip(outputs, trajectory.rows or (trajectory,), strict=True):
+                visible = part.visible_images
+                output.model_inputs = await asyncio.to_thread(model_inputs, worker.images, visible, folder)
+        return one_or_several(outputs)
 
     def _seed(self, row: Mapping[str, Any], index: int | None, step: int, priority: int) -> int | None:
         """Of this sample, the same in each run; None if runs need not be the same."""
