@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from eval_service.evaluation.agent_asking import AgentAsker
 from eval_service.evaluation.asking import Asker, Asking
 from eval_service.evaluation.dataset import Problem, read_problems
 from eval_service.evaluation.image_report import IMAGES, with_images
@@ -31,6 +33,8 @@ from eval_service.evaluation.report import Summary, as_markdown, summarise
 from eval_service.model.checkpoint import Checkpoint, newest_checkpoint
 from verl_tool.agent_loop.trajectory import save_images
 from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.gateway.presets import PRESETS
+from verl_tool.gateway.settings import GatewaySettings
 from verl_tool.util.atomic_files import atomic_write
 from verl_tool.util.command_line import run_command
 from verl_tool.util.json_options import json_object
@@ -50,6 +54,8 @@ class Evaluation:
     checkpoint: str | None = None
     """The newest of ``--from_run``, in words."""
     reward: str | None = None
+    agent: GatewaySettings | None = None
+    """The program that asks; None: the questions are sent as chats."""
 
     @property
     def records_path(self) -> Path:
@@ -58,10 +64,11 @@ class Evaluation:
 
 async def answers(evaluation: Evaluation) -> list[Record]:
     """All answers: those of an earlier, broken run, and the missing ones, which are asked for now."""
-    async with Asker(evaluation.asking) as asker:
+    asking, agent = evaluation.asking, evaluation.agent
+    async with Asker(asking) if agent is None else AgentAsker(asking, agent) as asker:
         known = known_records(evaluation, asker)
         _describe_model(evaluation, asker)
-        samples = evaluation.asking.samples
+        samples = asking.samples
         missing = [(p, j) for p in evaluation.problems for j in range(samples) if (p.index, j) not in known]
         if known:
             console.print(
@@ -175,6 +182,14 @@ def command(
     api_key: Annotated[
         str, typer.Option("--api_key", envvar="OPENAI_API_KEY", show_envvar=True, help="The endpoint's bearer token.")
     ] = "none",
+    agent: Annotated[
+        str | None,
+        typer.Option("--agent", help="Run this agent for each row: a preset, such as pi, or a command with {task}."),
+    ] = None,
+    gateway_options: Annotated[
+        str,
+        typer.Option("--gateway", help="JSON of its settings, as the group gateway of a training. Default: the run's."),
+    ] = "{}",
 ) -> None:
     """Run a data set through an endpoint and score the answers. Exit code 1 if some have none."""
     try:
@@ -184,11 +199,15 @@ def command(
         reward = _reward(reward_manager, reward_options, from_run, tool_server_url)
         evaluation = replace(evaluation, reward=str(reward.reward.reward_manager.name))
         # Of the run, the reward alone is used where the tokenizer is named.
-        checkpoint = _checkpoint(from_run) if from_run is not None and tokenizer is None else None
+        run = from_run if tokenizer is None else None
+        checkpoint = _checkpoint(run) if run is not None else None
         if checkpoint is not None:
             evaluation = replace(evaluation, checkpoint=str(checkpoint))
             console.print(f"{from_run}: {checkpoint}", highlight=False, soft_wrap=True)
         name = tokenizer if checkpoint is None else str(checkpoint.model)
+        evaluation = replace(evaluation, agent=_agent(agent, gateway_options, run))
+        if evaluation.agent is not None and name is None:
+            raise ConfigError("answers of agents are graded by their tokens; give --tokenizer, or --from_run")
         summary = asyncio.run(evaluate(evaluation, reward, _tokenizer(name)))
     except VerlToolError as error:
         console.print(f"[bold red]cannot evaluate:[/bold red] {escape(str(error))}", highlight=False)
@@ -225,6 +244,25 @@ def _reward(name: str | None, options: str, run: Path | None, tool_server_url: s
     from eval_service.model.run_config import run_config
 
     return reward_of_run(run_config(run), name, chosen, tool_server_url)
+
+
+def _agent(agent: str | None, options: str, run: Path | None) -> GatewaySettings | None:
+    """The program that asks; what the command line leaves open is the run's. Raises ConfigError."""
+    chosen: list[Any] = [json_object(options, f"--gateway {options!r}")]
+    if agent is not None:
+        preset = agent if agent in PRESETS else None
+        chosen.insert(0, {"program": {"preset": preset, "command": [] if preset else shlex.split(agent)}})
+    if run is not None:
+        from eval_service.model.run_config import run_config
+
+        chosen.insert(0, OmegaConf.to_container(run_config(run).get("gateway") or OmegaConf.create({}), resolve=True))
+    merged = OmegaConf.create({"gateway": OmegaConf.merge(*chosen)})
+    if GatewaySettings.is_set(merged):
+        # A command may hold what looks like an interpolation.
+        return GatewaySettings.parse(OmegaConf.to_container(merged.gateway, resolve=False))
+    if chosen[-1]:
+        raise ConfigError("--gateway has settings of an agent, and there is none; give --agent")
+    return None
 
 
 def _checkpoint(run: Path) -> Checkpoint:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from eval_service.openai.usage import Usage
+from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
 from verl_tool.http.metrics import HttpMetrics
 
@@ -48,6 +49,15 @@ class ServiceMetrics:
             self._seconds.labels("total").observe(trajectory.timings.total)
             for call in trajectory.calls:
                 self._calls.labels(str(call.valid).lower()).inc()
+
+    def sampled(self, prompt_tokens: int, generation: Generation, seconds: float) -> None:
+        """Count one answer in a session of an agent."""
+        stops = {"length": StopReason.MAX_RESPONSE_LENGTH, "aborted": StopReason.ABORTED}
+        self._ends.labels(stops.get(generation.stop_reason or "", StopReason.ANSWERED).value).inc()
+        self._tokens.labels("prompt").inc(prompt_tokens)
+        self._tokens.labels("model").inc(len(generation.token_ids))
+        self._seconds.labels("model").observe(seconds)
+        self._seconds.labels("total").observe(seconds)
 
     def add_gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         Gauge(name, text, registry=self.registry).set_function(read)

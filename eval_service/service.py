@@ -125,6 +125,13 @@ class Service:
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
+    def session_formats(self) -> tuple[Format, ...]:
+        """The formats in which agents' sessions find calls: in training, those of the run's tools are among them."""
+        if self._extra_formats is not None:
+            return self.formats
+        return loop_formats(self.options.formats, self._tool_descriptions or ())
+
+    @property
     def uses_tools(self) -> bool:
         return self.options.enable_agent and self.tools is not None
 

@@ -115,10 +115,13 @@ class Asker:
 
     def digest(self, problem: Problem) -> str:
         """Changes with the problem, with the model and its loop (if the endpoint tells), and with the sampling."""
+        return hashlib.sha256(encode_json(self.digest_parts(problem))).hexdigest()[:16]
+
+    def digest_parts(self, problem: Problem) -> list[Any]:
+        """What `digest` changes with."""
         asking = self._asking
         sampling = [asking.temperature, asking.top_p, asking.max_tokens, asking.seed]
-        parts = [problem.digest, self.model, self._fingerprint, sampling]
-        return hashlib.sha256(encode_json(parts)).hexdigest()[:16]
+        return [problem.digest, self.model, self._fingerprint, sampling]
 
     async def ask(self, problem: Problem, sample: int) -> Record:
         """One answer. What prevents it is in the record; the client has tried again by then."""

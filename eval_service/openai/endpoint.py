@@ -29,6 +29,7 @@ from eval_service.openai.streaming.choice_stream import ChoiceStream
 from eval_service.openai.streaming.stream_buffer import StreamBuffer
 from eval_service.openai.usage import Usage, usage_of
 from eval_service.service import GenerationJob, Service
+from eval_service.session_engine import SessionEngine
 from verl_tool.agent_loop.rollout import all_or_none
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.errors import ConfigError, ToolFault
@@ -104,10 +105,12 @@ class Endpoint(WebApp):
         self._timeout = request_timeout_seconds
         self._heartbeat = heartbeat_seconds
         self._created = int(time.time())
+        sampler = SessionEngine(service, self.metrics, self._admit, request_timeout_seconds)
         self.gateway = Gateway(
             SessionModel.create(
-                *(service.engine, service.tokenizer, service.formats, service.engine.max_model_len),
+                *(sampler, service.tokenizer, service.session_formats, service.engine.max_model_len),
                 end_token_ids=service.end_token_ids,
+                place=sampler.place,
             ),
             GatewayOptions(model_name=model, sampling=service.sampling.model_dump(), admin_key=api_key),
         )

@@ -14,15 +14,13 @@ from hypothesis import strategies as st  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
-from verl.workers.config import CriticConfig, FSDPActorConfig, PolicyLossConfig  # noqa: E402
 from verl.workers.engine_workers import TrainingWorker  # noqa: E402
-from verl.workers.utils.losses import ppo_loss, value_loss  # noqa: E402
+from verl_losses import MODES, critic_loss, make_actor_loss  # noqa: E402
 
 from verl_tool.agent_workers.masked_loss import MaskedLossWorker  # noqa: E402
 from verl_tool.errors import VerlToolError  # noqa: E402
 
 LENGTH = 3
-MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 OWN_SETTINGS = {"bypass_mode", "geo_mean"}
 """Policy losses that need settings of their own, or are refused."""
 LOSSES = sorted(set(POLICY_LOSS_REGISTRY) - OWN_SETTINGS)
@@ -118,20 +116,7 @@ class _Engine:
 
 
 def actor_loss(mode: str, loss: str = "vanilla") -> Any:
-    config = FSDPActorConfig(
-        strategy="fsdp2",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        loss_agg_mode=mode,
-        loss_scale_factor=7,
-        policy_loss=PolicyLossConfig(loss_mode=loss, dro_beta=0.1),
-    )
-    return lambda **given: ppo_loss(config, **given)
-
-
-def critic_loss(mode: str) -> Any:
-    config = CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, loss_agg_mode=mode, loss_scale_factor=7)
-    return lambda **given: value_loss(config, **given)
+    return make_actor_loss(mode, {"loss_mode": loss})
 
 
 @pytest.mark.parametrize("mode", MODES)

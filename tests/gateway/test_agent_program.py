@@ -135,3 +135,10 @@ async def test_what_cannot_be_started_is_an_error(socket: Path) -> None:
         await run(socket, "nothere")
     with pytest.raises(SandboxError, match="not below the working directory"):
         await run(socket, "true", files={"../x": b""})
+
+
+def test_a_record_has_the_settings_without_values_of_the_environment() -> None:
+    program = AgentProgram(command=("sh", "-c", "x" * 9999), env={"TOKEN": "hidden"}, seconds=5)
+    described = program.describe()
+    assert "hidden" not in str(described)
+    assert (described["env"], described["seconds"], len(described["command"][2])) == (["TOKEN"], 5.0, 2000)

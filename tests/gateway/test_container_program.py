@@ -20,6 +20,7 @@ from template_families import QWEN
 
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.formats import format_by_name
+from verl_tool.gateway.agent_host import AgentTask
 from verl_tool.gateway.agent_program import AgentProgram, ProgramResult, run_program
 from verl_tool.gateway.container_program import ContainerOptions, ProgramContainers
 from verl_tool.gateway.gateway_app import Gateway
@@ -67,7 +68,7 @@ class Place:
         self.session = self.gateway.open_session()
 
     async def run(
-        self, *command: str, files: dict[str, bytes] | None = None, row_image: object = None, **options: Any
+        self, *command: str, files: dict[str, bytes] | None = None, row_image: str | None = None, **options: Any
     ) -> ProgramResult:
         fields = {"command": command, "seconds": 60, "image": self.image, "memory_bytes": 512 << 20, **options}
         fields["container"] = {"engine": self.engine, **options.get("container", {})}
@@ -201,12 +202,13 @@ async def test_a_real_agent_works_in_an_image(preset: str, place: Place) -> None
     assert place.containers() == []
 
 
-@pytest.mark.parametrize(
-    ("image", "row_image", "match"), [("a", 3, "is no name"), (None, "b", "gateway.program.image")]
-)
-def test_a_row_names_its_image(image: str | None, row_image: object, match: str) -> None:
-    with pytest.raises(ConfigError, match=rf"row 7: tools_kwargs.workspace_image=.*{match}"):
-        AgentProgram(command=("x",), image=image).choose_place(ServiceSandbox(), row_image, "row 7")
+def test_a_row_names_its_image() -> None:
+    with pytest.raises(ConfigError, match=r"workspace_image='b' needs gateway\.program\.image"):
+        AgentProgram(command=("x",)).choose_place(ServiceSandbox(), "b")
     place = AgentProgram(command=("x",), image="a").choose_place(ServiceSandbox(), "b")
     assert isinstance(place, ProgramContainers)
     assert place.image == "b"
+    messages = [{"role": "user", "content": "x"}]
+    assert AgentTask.of_row(messages, None, None, "row 7", "b").image == "b"
+    with pytest.raises(ConfigError, match=r"row 7: tools_kwargs\.workspace_image=3 is not the name"):
+        AgentTask.of_row(messages, None, None, "row 7", 3)

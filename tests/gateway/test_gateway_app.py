@@ -19,7 +19,7 @@ from real_templates import TemplateTokenizer
 from template_families import QWEN, TOOL, hermes
 
 from verl_tool.agent_loop.generators.base import Generation
-from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.agent_loop.trajectory import Excluded, Trajectory
 from verl_tool.errors import ToolFault
 from verl_tool.formats import format_by_name
 from verl_tool.gateway.gateway_app import Gateway, GatewayOptions
@@ -203,6 +203,18 @@ async def test_an_engine_failure_is_reported_and_the_next_request_is_sampled() -
             await client.chat.completions.create(model="m", messages=ASKED)  # type: ignore[arg-type]
         assert gateway.gateway.sessions[session["id"]].engine_failure
         await client.chat.completions.create(model="m", messages=ASKED)  # type: ignore[arg-type]
+        assert (await gateway.finish(session)).fault is None
+
+
+async def test_a_session_that_an_engine_failure_ended_is_a_fault() -> None:
+    async with live() as gateway:
+        session = await gateway.open()
+        gateway.generator.failures = [ToolFault(FaultKind.UNREACHABLE, "the engine is away", retryable=True)]
+        with pytest.raises(openai.InternalServerError):
+            await gateway.openai(session).chat.completions.create(model="m", messages=ASKED)  # type: ignore[arg-type]
+        rollout = await gateway.finish(session)
+    assert rollout.excluded is Excluded.FAULT
+    assert "the engine is away" in rollout.fault.message
 
 
 async def test_a_session_samples_as_it_was_opened_whatever_the_agent_asks_for() -> None:

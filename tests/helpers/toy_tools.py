@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from PIL import Image
@@ -12,6 +13,7 @@ from verl_tool.content.parts import ImagePart, encode_image
 from verl_tool.errors import SandboxError, ToolFault, VerlToolError
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
+from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools.base import Context, Tool, ToolResult
 
 
@@ -110,6 +112,17 @@ class Ledger(Tool):
             await asyncio.sleep(float(seconds))
         context.state.append(entry)
         return ToolResult(",".join(context.state))
+
+
+@asynccontextmanager
+async def running(tools: Sequence[Tool], **options: Any) -> AsyncIterator[ToolSet]:
+    """Start a tool set of `tools`, and close it after the block."""
+    toolset = ToolSet(tools, **options)
+    await toolset.start()
+    try:
+        yield toolset
+    finally:
+        await toolset.close(grace_seconds=1.0)
 
 
 def text(observation: str) -> str:

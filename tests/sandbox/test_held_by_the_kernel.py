@@ -318,7 +318,7 @@ async def test_long_runs_leave_their_places_to_short_ones(pool: SandboxPool) -> 
 
 async def test_places_are_given_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("verl_tool.sandbox.run_queue.SHORT_SECONDS", 0.05)
-    slots = RunSlots(short=2, most=3, max_queued=2)
+    slots = RunSlots(short=2, maximum=3, max_queued=2)
     first, second = await slots.enter(), await slots.enter()
     third, fourth = asyncio.create_task(slots.enter()), asyncio.create_task(slots.enter())
     await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_tool.sandbox.pool import SandboxPool
-from verl_tool.sandbox.warm_modules import WARM_MODULES, imported_by, suited_to, tiers_of
+from verl_tool.sandbox.warm_modules import WARM_MODULES, choose_tier, imported_by, tiers_of
 
 pytestmark = pytest.mark.slow
 
@@ -49,22 +49,22 @@ def test_imports_are_found(text, names):
     ],
 )
 def test_a_program_goes_to_the_smallest_that_holds_its_imports(text, tier):
-    assert suited_to([text], HOLDS) == tier
+    assert choose_tier([text], HOLDS) == tier
 
 
 def test_files_of_the_program_count():
-    assert suited_to([b"import helper", b"import sympy"], HOLDS) == ALL
+    assert choose_tier([b"import helper", b"import sympy"], HOLDS) == ALL
 
 
 def test_with_nothing_warm_there_is_one_kind():
     (only,) = tiers_of((), always=("json",))
     assert only == ("json",)
-    assert suited_to([b"import numpy"], {only: frozenset({"json"})}) == only
+    assert choose_tier([b"import numpy"], {only: frozenset({"json"})}) == only
 
 
 @given(st.binary(max_size=300) | st.text("imporf ,.\n\tas1", max_size=300).map(str.encode))
 def test_any_text_suits_some_forkserver(text):
-    assert suited_to([text], HOLDS) in HOLDS
+    assert choose_tier([text], HOLDS) in HOLDS
 
 
 @pytest.mark.parametrize("part", [b"import ", b"from a.", b"import a, ", b"from \t", b"from a    "])

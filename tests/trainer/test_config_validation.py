@@ -152,7 +152,7 @@ def test_a_reward_manager_of_one_s_own_is_found(tmp_path, name, told):
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
-        ("gsm8k", [], "mt_grpo needs a reward for each turn, and the reward manager tells none"),
+        ("gsm8k", [], "mt_grpo needs a reward for each turn, and the reward manager gives none"),
         ("search_f1", [], "turn_rewards={}"),
         ("search_f1", ["++reward.reward_kwargs.turn_rewards={}"], ""),
         ("search_f1", ["++reward.reward_kwargs.turn_rewards.weight=1"], "counts them twice"),

@@ -172,12 +172,18 @@ class TestAsynchronous:
     ) -> Run:
         mode, _, summaries = request.param.partition(", ")
         folder = tmp_path_factory.mktemp(mode)
+        # A separate engine is slower than the trainer, so that it always samples while its weights change.
+        sequences = 1 if mode == "separate_async" else 16
         run = small_run(
             folder / "run",
             calculator,
             *((*SUMMARIES, *by_length(folder)) if summaries else ()),
             *("trainer.use_v1=true", f"trainer.v1.trainer_mode={mode}", "algorithm.adv_estimator=grpo"),
-            *(f"{AGENT}.max_concurrent_trajectories=24", f"{ROLLOUT}.max_num_seqs=16", f"{ACTOR}.optim.lr=1e-4"),
+            *(
+                f"{AGENT}.max_concurrent_trajectories=24",
+                f"{ROLLOUT}.max_num_seqs={sequences}",
+                f"{ACTOR}.optim.lr=1e-4",
+            ),
             *(f"{ACTOR}.ppo_mini_batch_size=4", f"{ACTOR}.ppo_micro_batch_size_per_gpu=32"),
             *(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=32", f"trainer.total_training_steps={ASYNC_STEPS}"),
             *("trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=null", "trainer.val_before_train=false"),

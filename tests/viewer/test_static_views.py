@@ -18,7 +18,15 @@ from PIL import Image
 from viewer_server import viewer
 
 from eval_service.evaluation.record import Record, write_records
-from verl_tool.agent_loop.trajectory import RowContext, write_jsonl
+from verl_tool.agent_loop.trajectory import (
+    DELEGATED,
+    Author,
+    RowContext,
+    Segment,
+    StopReason,
+    Trajectory,
+    write_jsonl,
+)
 from verl_tool.content.parts import read_media
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -33,6 +41,31 @@ def with_image(trajectory):
     image = read_media(written.getvalue())
     prompt = replace(trajectory.segments[0], image=image.sha256, text="")
     return replace(trajectory, segments=(prompt, *trajectory.segments[1:]), images={image.sha256: image})
+
+
+def of_an_agent():
+    """A title, a call, the same answer twice, a sub-agent whose name is hostile, and how the program ended."""
+    texts = ("title", "call", "dropped", "done", "sub")
+    segments = [Segment(Author.PROMPT, (1,), text="task")]
+    segments += [Segment(Author.MODEL, (2,), (-0.1,), text) for text in ("call", "done")]
+    segments += [Segment(Author.MODEL, (3,), (-0.1,), "sub", row=1, agent=1)]
+    answers = [{"parent": None, "dialect": "chat", "agent": 0, "prompt_tokens": 9, "tokens": 1} for _ in texts]
+    answers[0] |= {"unused": "auxiliary", "text": "A title"}
+    answers[1] |= {"segment": 1, "edited": True, "calls": ["bash"]}
+    answers[2] |= {"parent": 1, "unused": "dropped", "text": "Thrown away"}
+    answers[3] |= {"parent": 1, "segment": 2, "retries": 2, "foreign": 1}
+    answers[4] |= {"segment": 3, "agent": 1}
+    session = {"policy": {"edited": "adopt"}, "agents": [HOSTILE], "answers": answers, "rejected": ["too long"]}
+    program = {"exit_code": 3, "output": HOSTILE, "files": {"answer.txt": "42"}, "seconds": 1.5}
+    contexts = (RowContext((1, 2), DELEGATED),)
+    extra = {"session": session, "agent_program": program}
+    return Trajectory("agent", tuple(segments), StopReason.ANSWERED, contexts=contexts, extra=extra)
+
+
+HOSTILE_SESSION = {
+    "session": {"policy": 7, "agents": {}, "answers": [{"parent": 5}, None, {"parent": 1, "agent": [], "calls": 3}]},
+    "agent_program": {"exit_code": None, "files": None, "settings": {"command": 1}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +87,7 @@ def runs(tmp_path_factory):
     rest = [replace(segment, row=1) for segment in cut.segments[2:]]
     cut = replace(cut, contexts=(context,), segments=(cut.segments[0], replace(cut.segments[1], summary=True), *rest))
     write_jsonl(folder / "rows.jsonl", [cut])
+    write_jsonl(folder / "session.jsonl", [of_an_agent(), replace(cut, extra=HOSTILE_SESSION)])
     with (folder / "odd.jsonl").open("a") as file:
         file.write("this is no record\n")
     for name, right in (("before", [True, False]), ("after", [True, True])):
@@ -78,7 +112,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(runs):
-    with viewer(runs, runs / "odd.jsonl", runs / "rows.jsonl") as url:
+    with viewer(runs, *(runs / f"{name}.jsonl" for name in ("odd", "rows", "session"))) as url:
         until = time.monotonic() + 60
         while not read_all(f"{url}/api/facets?run=odd"):
             assert time.monotonic() < until
@@ -132,6 +166,7 @@ VIEWS = {
     "table": "#/table?run=first&files=step_6",
     "trajectory": "#/trajectory?run=first&files=step_6&file=step_6&line=18",
     "tokens": "#/trajectory?run=first&file=step_6&line=18&tokens=1",
+    "session": "#/trajectory?run=session&file=session&line=0",
     "group": "#/group?run=first&file=step_6&line=18",
     "over_time": "#/time?run=first",
 }
@@ -232,6 +267,38 @@ def test_a_training_row_shows_the_context_that_it_begins_with(page, browser):
     wait(browser, "document.querySelector('main').innerText.includes('training row 2 (summarise)')")
     assert "the model was fed 1,234 tokens here" in text(browser, "main")
     assert "model, summary" in text(browser, "main")
+
+
+def test_the_session_of_an_agent_is_a_tree(page, browser):
+    page(VIEWS["session"])
+    lines = [
+        line.split()
+        for line in run(browser, "return [...document.querySelectorAll('.session li')].map(li => li.innerText)")
+    ]
+    assert [line[0] for line in lines] == ["1", "2", "3", "4", "5"]
+    assert lines[0][-3:] == ["auxiliary", "A", "title"]
+    told = [" ".join(line) for line in lines]
+    assert "row 1 bash" in told[1]
+    assert "came back edited" in told[1]
+    assert "dropped" in told[2]
+    assert "2 retries" in told[3]
+    assert "behind 1 foreign" in told[3]
+    assert told[4].startswith("5 sub-agent <script>")
+    assert "row 2" in told[4]
+    margins = "return [...document.querySelectorAll('.session li')].map(li => parseInt(li.style.marginLeft))"
+    assert run(browser, margins) == [0, 0, 12, 0, 0]
+    session = text(browser, ".session")
+    for words in ("Session: 5 answers", "edited=adopt", "rejected: too long", "Program: exit 3", "answer.txt", "42"):
+        assert words in session
+    run(browser, "window.went = 0; Element.prototype.scrollIntoView = function () { window.went = this.innerText }")
+    run(browser, "document.querySelectorAll('.session li button')[2].click()")
+    assert "sub" in run(browser, "return window.went")
+
+
+def test_a_session_that_is_malformed_is_shown_as_far_as_it_goes(page, browser):
+    page("#/trajectory?run=session&file=session&line=1")
+    assert len(run(browser, "return [...document.querySelectorAll('.session li')]")) == 3
+    assert "killed at its time limit" in text(browser, ".session")
 
 
 def test_hostile_text_is_shown_and_not_run(page, browser):

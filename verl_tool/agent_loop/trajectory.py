@@ -41,6 +41,9 @@ VERSIONS = "versions"
 GROUP = "group"
 """Key of a record's ``extra``: the line, from 0, of the step's first trajectory with the same prompt."""
 
+_FROM_TRAINER = {"step", "validate", GROUP, VERSIONS, "reward_fault", "provoked", "reward_extra_info"}
+"""Keys of a record's ``extra`` that the trainer adds."""
+
 
 class Author(str, Enum):
     """The author of a segment's tokens."""
@@ -262,6 +265,11 @@ class Trajectory:
         """The data set's row as stored in `extra`: ``index`` and, if it is known, ``data_source``."""
         index, source = self.extra.get("index"), self.extra.get("data_source")
         return {"index": index} if source is None else {"index": index, "data_source": source}
+
+    @property
+    def sampled_extra(self) -> dict[str, Any]:
+        """`extra` without what the trainer added, such as the grading."""
+        return {name: value for name, value in self.extra.items() if name not in _FROM_TRAINER}
 
     @property
     def prompt_ids(self) -> list[int]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,7 +19,6 @@ from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.gateway.container_program import ContainerOptions, ContainerService, ProgramContainers
 from verl_tool.gateway.gateway_app import SESSIONS_PATH
 from verl_tool.gateway.presets import MCP_PRESETS, PRESETS
-from verl_tool.gateway.session import AgentSession
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.sandboxed_service import RunningService, SandboxedService, ServiceSandbox
 
@@ -36,6 +35,8 @@ _FORWARDER = (Path(__file__).parent / "inside" / "forwarder.py").read_text(encod
 _LINE_BYTES = 64 << 20
 _OPEN_FILES, _DISK_BYTES, _DISK_FILES = 4096, 1 << 30, 1 << 16
 _PLACEHOLDER = re.compile(r"\{(?:task|base_url|key|session|mcp_url)\}")
+_MAX_ARGUMENT = 2000
+"""Characters of an argument that a record has."""
 _NOT_STARTED = (126, 127)
 """Status of a program that cannot be started in the sandbox, or in a container."""
 
@@ -82,19 +83,16 @@ class AgentProgram(BaseModel):
             disk_files=_DISK_FILES,
         )
 
-    def choose_place(
-        self, sandbox: ServiceSandbox, row_image: object = None, where: str = "the row"
-    ) -> ServiceSandbox | ProgramContainers:
+    def choose_place(self, sandbox: ServiceSandbox, row_image: str | None = None) -> ServiceSandbox | ProgramContainers:
         """Where it runs: in `sandbox`, or in containers. row_image: a row's own, in place of `image`.
 
-        Raises ConfigError that names the row if that is not the name of an image, or the program has none.
+        Raises ConfigError if the program has none.
         """
-        if row_image is None:
-            return sandbox if self.image is None else ProgramContainers(self.image, self.container, self.limits)
-        if self.image is None or not isinstance(row_image, str) or not row_image:
-            why = "is no name of an image" if self.image else "needs gateway.program.image, for rows without their own"
-            raise ConfigError(f"{where}: tools_kwargs.{ROW_IMAGE}={row_image!r:.100} {why}")
-        return ProgramContainers(row_image, self.container, self.limits)
+        if self.image is None and row_image is None:
+            return sandbox
+        if self.image is None:
+            raise ConfigError(f"tools_kwargs.{ROW_IMAGE}={row_image!r:.100} needs gateway.program.image, the default")
+        return ProgramContainers(row_image or self.image, self.container, self.limits)
 
     def resolve(self) -> AgentProgram:
         """The program with its preset filled in. Raises ConfigError if it names none, or one that is not installed."""
@@ -122,6 +120,24 @@ class AgentProgram(BaseModel):
         }
         return self.model_copy(update=update)
 
+    def describe(self) -> dict[str, Any]:
+        """The settings, for a record. Of its environment only the names, since values may be secret."""
+        described = self.model_dump(mode="json", exclude={"preset", "install"})
+        command = [text[:_MAX_ARGUMENT] for text in self.command]
+        return {**described, "command": command, "env": sorted(self.env)}
+
+
+class SessionAddress(Protocol):
+    """Where a program finds its session."""
+
+    @property
+    def id(self) -> str:
+        """In the paths of its routes."""
+
+    @property
+    def key(self) -> str:
+        """The program's API key."""
+
 
 @dataclass(frozen=True)
 class ProgramResult:
@@ -139,7 +155,7 @@ class ProgramResult:
 async def run_program(
     sandbox: ServiceSandbox | ProgramContainers,
     program: AgentProgram,
-    session: AgentSession,
+    session: SessionAddress,
     socket: Path,
     task: str,
     files: Mapping[str, bytes] | None = None,

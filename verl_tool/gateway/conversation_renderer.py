@@ -59,6 +59,10 @@ class ConversationRenderer(TemplateCalls):
         except Exception as error:  # a template is a program, and raises what it likes
             raise RequestError(f"messages: the chat template rejects them: {error}") from error
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens`, for display."""
+        return self._tokenizer.decode(list(tokens))
+
     def render_tail(self, sampled: Sequence[int], answer: AgentMessage, tail: Sequence[AgentMessage]) -> list[int]:
         """Token ids between `sampled`, the tokens of `answer`, and the model's next turn; `tail` are the messages
         between the two, at least one. Raises RequestError if the template rejects them."""

@@ -48,7 +48,7 @@ _FINISHED = "the session was finished"
 _MAX_FINISHED = 64
 """Finished sessions that are kept, so that finishing can be repeated."""
 SESSIONS_PATH = "/sessions"
-_ONE_SESSION = f"{SESSIONS_PATH}/{{session_id}}"
+ONE_SESSION = f"{SESSIONS_PATH}/{{session_id}}"
 _PROBED = ("", "/api/hello", "/v1/models")
 _MAX_STOPS, _MAX_STOP_CHARACTERS = 16, 256
 _MAX_REWARD = 1e9
@@ -58,6 +58,13 @@ _IN_THREAD_BYTES = 256 << 10
 _SESSION_HEADER = b"x-session-id"
 _MESSAGES = MessagesDialect()
 DIALECTS: tuple[Dialect, ...] = (ChatDialect(), ResponsesDialect(), _MESSAGES)
+AGENT_ROUTES = (
+    *(("POST", dialect.path) for dialect in DIALECTS),
+    ("POST", "/v1/messages/count_tokens"),
+    ("GET", "/v1/models"),
+    *(("HEAD", path) for path in _PROBED),
+)
+"""What agents call, below a session's path, or with its key."""
 
 
 class GatewayOptions(BaseModel):
@@ -93,7 +100,7 @@ class Gateway:
         """An ASGI application of the gateway alone: agents call it by the path of their session, or by their key.
         for_agents: without the routes that open and finish sessions."""
         routes = [
-            *(self._model_routes(_ONE_SESSION) if for_agents else self.routes()),
+            *(self._model_routes(ONE_SESSION) if for_agents else self.routes()),
             *self._model_routes(""),
             ("GET", HEALTH_PATH, self._health),
             ("HEAD", "/", self._probe),
@@ -152,10 +159,10 @@ class Gateway:
         """Routes below ``/sessions``, for another application too."""
         return [
             ("POST", SESSIONS_PATH, self._open),
-            ("GET", _ONE_SESSION, self._show),
-            ("DELETE", _ONE_SESSION, self._delete),
-            ("POST", f"{_ONE_SESSION}/finish", self._finish),
-            *self._model_routes(_ONE_SESSION),
+            ("GET", ONE_SESSION, self._show),
+            ("DELETE", ONE_SESSION, self._delete),
+            ("POST", f"{ONE_SESSION}/finish", self._finish),
+            *self._model_routes(ONE_SESSION),
         ]
 
     def _model_routes(self, prefix: str) -> list[tuple[str, str, Handler]]:
@@ -220,7 +227,8 @@ class Gateway:
         if not isinstance(extra, dict):
             raise HttpError(400, "bad_request", "'extra' must be an object", "extra")
         rollout = await session.finish(None if reward is None else float(reward), extra)
-        return JsonResponse({"id": session.id, "trajectory": msgspec.Raw(rollout.to_json().encode())})
+        record = msgspec.Raw(rollout.to_json().encode())
+        return JsonResponse({"id": session.id, "requests": session.num_requests, "trajectory": record})
 
     async def _delete(self, request: Request) -> Response:
         self._check_admin(request)
@@ -248,14 +256,15 @@ class Gateway:
             except HttpError as error:
                 return JsonResponse(dialect.render_error(error.status, error.message), error.status, error.headers)
             except RequestError as error:
+                session.rejections.append(str(error))
                 return JsonResponse(dialect.render_error(400, str(error)), 400)
             delivery = _Delivery(session, pending)
-            if parsed.stream:
-                rest = _events(dialect, parsed, delivery)
-                return _AnswerStream(await anext(rest), rest, _reject, end=b"")
             try:
                 # Not the task itself: it goes on for the next attempt if this connection breaks.
-                await asyncio.wait([pending.task])
+                await asyncio.wait([pending.task], timeout=PING_SECONDS if parsed.stream else None)
+                if parsed.stream and not pending.has_failed:
+                    rest = _events(dialect, parsed, delivery)
+                    return _AnswerStream(await anext(rest), rest, _reject, end=b"")
                 turn = pending.task.result()
             except asyncio.CancelledError:
                 delivery.close()
@@ -264,7 +273,8 @@ class Gateway:
                 return JsonResponse(dialect.render_error(500, _FINISHED), 500)
             except Exception as error:  # noqa: BLE001 - the engine's, which the agent is told
                 delivery.close()
-                return JsonResponse(dialect.render_error(500, _words(error)), 500)
+                status, headers = (error.status, error.headers) if isinstance(error, HttpError) else (500, None)
+                return JsonResponse(dialect.render_error(status, _words(error)), status, headers)
             return _WholeAnswer(dialect.render_answer(turn.answer, parsed), delivery)
 
         return answer
@@ -273,7 +283,7 @@ class Gateway:
 
     def _session(self, request: Request) -> AgentSession:
         """The session of an agent's request: by path, by `X-Session-ID`, or by its API key."""
-        key = _key_of(request)
+        key = key_of(request)
         if "session_id" in request.path_params:
             return self._by_id(request)
         named = request.headers.get(_SESSION_HEADER, b"").decode("latin-1")
@@ -293,7 +303,7 @@ class Gateway:
 
     def _check_admin(self, request: Request) -> None:
         key = self.options.admin_key
-        if key is not None and not hmac.compare_digest(_key_of(request).encode(), key.encode()):
+        if key is not None and not hmac.compare_digest(key_of(request).encode(), key.encode()):
             message = "opening, reading and finishing sessions needs the gateway's admin key as bearer token"
             raise HttpError(401, "unauthorized", message)
 
@@ -339,13 +349,12 @@ class _AnswerStream(EventStream):
 
 
 async def _events(dialect: Dialect, request: Any, delivery: _Delivery) -> AsyncGenerator[bytes, None]:
-    """The answer as events once it is there, and pings until then."""
+    """The answer as events once it is there, and pings until then, the first one at once."""
     try:
         task = delivery.pending.task
         while not task.done():
+            yield dialect.ping
             await asyncio.wait([task], timeout=PING_SECONDS)
-            if not task.done():
-                yield dialect.ping
         error = None if task.cancelled() else task.exception()
         if task.cancelled() or error is not None:
             yield dialect.render_error_event(500, _FINISHED if error is None else _words(error))
@@ -367,7 +376,8 @@ def _words(error: BaseException) -> str:
     return str(error) if isinstance(error, VerlToolError) else f"the engine failed: {type(error).__name__}"
 
 
-def _key_of(request: Request) -> str:
+def key_of(request: Request) -> str:
+    """The API key that an agent sent, as OpenAI's clients or Anthropic's do; empty without one."""
     bearer = request.headers.get(b"authorization", b"").decode("latin-1")
     return bearer.removeprefix("Bearer ") or request.headers.get(b"x-api-key", b"").decode("latin-1")
 

@@ -7,8 +7,10 @@ import functools
 import hmac
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +20,7 @@ from verl_tool.agent_loop.generators.base import Generation, Generator, ImageGen
 from verl_tool.agent_loop.generators.turn_writer import up_to_stop
 from verl_tool.agent_loop.rendering.images import ImagePlacer
 from verl_tool.agent_loop.tokenizer import Tokenizer
-from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
 from verl_tool.errors import ConfigError
 from verl_tool.formats import Format
 from verl_tool.formats.find import find_calls
@@ -27,11 +29,15 @@ from verl_tool.gateway.conversation import AgentRequest, Finish, ModelAnswer, To
 from verl_tool.gateway.conversation_renderer import ConversationRenderer
 from verl_tool.gateway.dialects.base import RequestError
 from verl_tool.gateway.mcp_tools import SessionTools
+from verl_tool.gateway.session_record import SESSION
 from verl_tool.gateway.session_tree import ModelTurn, Placement, SessionPolicy, SessionTree
+from verl_tool.protocol import Fault, FaultKind
 
 _CHARACTERS_A_TOKEN = 16
 """More than texts have on average in any language."""
 _rendering = ThreadPoolExecutor(2, thread_name_prefix="rendering")
+_MAX_REJECTIONS, _MAX_REJECTION = 8, 300
+"""Messages, and characters of each, that a record has."""
 _CLOSING_SECONDS = 0.8
 """More than it takes to notice that a client has left (`verl_tool.http.disconnect`)."""
 
@@ -73,6 +79,9 @@ class SessionModel:
     """How it reads images; None: it reads text only."""
     max_images: int | None = None
     """Of one request; None: any number."""
+    place: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    """Held while an answer is sampled. Its errors are those of the engine, and the wait for it is not part of
+    `SessionOptions.answer_seconds`."""
 
     @classmethod
     def create(
@@ -82,12 +91,13 @@ class SessionModel:
         formats: Sequence[Format],
         max_model_len: int,
         end_token_ids: frozenset[int] = frozenset(),
+        place: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
         images: ImagePlacer | None = None,
         max_images: int | None = None,
     ) -> SessionModel:
         """end_token_ids: those that end a turn in addition to the tokenizer's own."""
         ends = end_token_ids | tokenizer.eos_token_ids
-        return cls(generator, tokenizer, tuple(formats), ends, max_model_len, images, max_images)
+        return cls(generator, tokenizer, tuple(formats), ends, max_model_len, images, max_images, place)
 
     @functools.cached_property
     def renderer(self) -> ConversationRenderer:
@@ -107,6 +117,8 @@ class PendingAnswer:
     task: asyncio.Task[ModelTurn]
     readers: int = 0
     """Connections that wait for it."""
+    attempts: int = 1
+    """Connections that have asked for it."""
 
     @property
     def has_failed(self) -> bool:
@@ -132,6 +144,9 @@ class AgentSession:
     """The engine gave up an answer."""
     tools: SessionTools | None = None
     """What the agent may call over MCP."""
+    opened_at: float = field(default_factory=time.monotonic)
+    rejections: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_REJECTIONS))
+    """What the agent was told of its last requests that were rejected."""
 
     def __post_init__(self) -> None:
         self.tree = SessionTree(self.model.renderer, self.options.policy)
@@ -169,6 +184,7 @@ class AgentSession:
         pending = await self._unread(fingerprint)
         if pending is not None:
             pending.readers += 1
+            pending.attempts += 1
             return pending
         if not self.turns_left:
             raise RequestError(f"this session has had max_turns={self.options.max_turns} answers")
@@ -194,7 +210,9 @@ class AgentSession:
         """A connection that waited for an answer is closed; `delivered`: the agent has received all of it."""
         pending.readers -= 1
         if delivered:
-            self.tree.deliver(pending.task.result())
+            turn = pending.task.result()
+            turn.attempts = pending.attempts
+            self.tree.deliver(turn)
         if (delivered or pending.has_failed) and pending in self._pending:
             self._pending.remove(pending)
 
@@ -216,10 +234,18 @@ class AgentSession:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         rollout = self.tree.rollout(self.id).with_reward(reward)
+        if self.aborted:
+            rollout = replace(rollout, stop=StopReason.ABORTED, excluded=Excluded.ABORTED)
+        elif self.engine_failure is not None:
+            rollout = with_fault(rollout, self.engine_failure)
         if self.tools is not None:
             await self.tools.close()
             rollout = self.tools.add_to(rollout)
-        return replace(rollout, extra={**rollout.extra, **extra})
+        options = self.options.model_dump(mode="json", exclude={"policy"})
+        described = {**rollout.extra[SESSION], **options, "requests": self.num_requests}
+        described["rejected"] = [message[:_MAX_REJECTION] for message in self.rejections]
+        timings = replace(rollout.timings, total=time.monotonic() - self.opened_at)
+        return replace(rollout, timings=timings, extra={SESSION: described, **extra})
 
     def _reject_finished(self) -> None:
         if self.is_finished:
@@ -239,16 +265,14 @@ class AgentSession:
         return await asyncio.shield(asyncio.ensure_future(place()))
 
     async def _generate(self, placement: Placement, params: dict[str, Any]) -> ModelTurn:
+        started = time.monotonic()
         try:
             images: dict[str, Any] = {"images": list(placement.images)} if placement.images else {}
-            generation = await asyncio.wait_for(
-                self.model.generator.generate(list(placement.prompt_ids), params, self.id, **images),
-                self.options.answer_seconds,
-            )
-            if self.model.images is not None and not set(self.model.images.tokens.banned_ids).isdisjoint(
-                generation.token_ids
-            ):
-                raise ConfigError("the model wrote a token for a part of an image; configure the engine not to")
+            async with self.model.place():
+                sampling = self.model.generator.generate(list(placement.prompt_ids), params, self.id, **images)
+                generation = await asyncio.wait_for(sampling, self.options.answer_seconds)
+            if self.model.images is not None:
+                self._reject_image_tokens(generation, self.model.images.tokens.banned_ids)
         except asyncio.TimeoutError:  # a long answer is the model's
             raise
         except Exception as error:
@@ -260,7 +284,15 @@ class AgentSession:
         self.used_at = time.monotonic()
         answer = self._answer(placement.request, generation, len(placement.prompt_ids))
         async with self._lock:
-            return self.tree.add(placement, generation, answer)
+            turn = self.tree.add(placement, generation, answer)
+        turn.seconds = time.monotonic() - started
+        return turn
+
+    @staticmethod
+    def _reject_image_tokens(generation: Generation, banned: Sequence[int]) -> None:
+        """Raises ConfigError if the model wrote a part of an image, which nothing stands behind."""
+        if not set(banned).isdisjoint(generation.token_ids):
+            raise ConfigError("the model wrote a token for a part of an image; configure the engine to never sample it")
 
     async def _unread(self, fingerprint: str) -> PendingAnswer | None:
         """The answer to an earlier attempt of a request, if nobody waits for it any more. A client may repeat a request
@@ -307,6 +339,12 @@ class AgentSession:
             created=int(time.time()),
             stop_string=stopped,
         )
+
+
+def with_fault(rollout: Trajectory, message: str) -> Trajectory:
+    """`rollout`, left out of the loss because infrastructure failed."""
+    fault = Fault(kind=FaultKind.MISCONFIGURED, message=message, retryable=False)
+    return replace(rollout, stop=StopReason.FAULT, fault=fault, excluded=Excluded.FAULT)
 
 
 def _split_thoughts(text: str) -> tuple[str, str]:

@@ -17,12 +17,13 @@ from pydantic import BaseModel, ConfigDict
 
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.rendering.template_text import common_prefix
-from verl_tool.agent_loop.trajectory import DELEGATED, Author, RowContext, Segment, StopReason, Trajectory
+from verl_tool.agent_loop.trajectory import DELEGATED, Author, RowContext, Segment, StopReason, Timings, Trajectory
 from verl_tool.content.parts import ImagePart, TextPart
 from verl_tool.gateway.conversation import AgentMessage, AgentRequest, ModelAnswer, Role, canonical_arguments, digest_of
 from verl_tool.gateway.conversation_renderer import ConversationRenderer, images_of
 from verl_tool.gateway.dialects.base import RequestError
 from verl_tool.gateway.schema_defaults import drop_defaults, find_defaults
+from verl_tool.gateway.session_record import SESSION, describe_answers
 
 FORKED, RESTARTED = "forked", "restarted"
 """Reasons of a row: its prompt begins as another row does; its prompt is a conversation of its own."""
@@ -70,6 +71,15 @@ class ModelTurn:
     """As of `Placement`."""
     edited: bool
     """An answer before this one came back changed."""
+    foreign: int = 0
+    """Messages of an assistant between the parent and this one: somebody else's words, or answers that are not known
+    again."""
+    came_back_edited: bool = False
+    """It came back changed itself, and the agent went on behind it."""
+    attempts: int = 1
+    """Connections that asked for it."""
+    seconds: float = 0.0
+    """From the request to the answer."""
     delivered: bool = False
     """The agent has received all of it."""
     superseded: bool = False
@@ -100,7 +110,7 @@ class _Match:
     covered: int
     """Messages up to and with it."""
     edited: bool
-    """An answer came back changed."""
+    """This message is an answer that came back changed."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +137,7 @@ class Placement:
     unanswered: tuple[bytes, ...]
     """Hash of the conversation up to each message that no answer follows, the last one among them."""
     edited: bool
+    """One of its answers came back changed."""
 
 
 _REMEMBERED = 8
@@ -178,13 +189,12 @@ class SessionTree:
         shown = [image for turn in (parent.path() if parent else ()) for image in self._images_of(turn)]
         following = [*(message.role for message in messages[1:]), None]
         unanswered = tuple(m.key for m, role in zip(matches, following, strict=True) if role is not Role.ASSISTANT)
-        last = matches[-1]
         return Placement(
             *(request, parent, tuple(context), segments, (*shown, *images_of(tail))),
             *(prompt, messages, tail, root, matches),
-            request_key=last.key,
+            request_key=matches[-1].key,
             unanswered=unanswered,
-            edited=last.edited,
+            edited=any(match.edited for match in matches),
         )
 
     def _tokens_up_to(self, turn: ModelTurn) -> list[int]:
@@ -215,8 +225,12 @@ class SessionTree:
             has_history=any(each.role is Role.ASSISTANT for each in placement.messages),
             unanswered=placement.unanswered,
             edited=placement.edited,
+            foreign=sum(each.role is Role.ASSISTANT for each in placement.tail),
             end=len(placement.prompt_ids) + len(generation.token_ids),
         )
+        for match in placement.matches:
+            if match.edited and match.turn is not None:
+                match.turn.came_back_edited = True
         self._mark_reused(placement.tail)
         self._matched.pop(placement.root, None)
         self._matched[placement.root] = placement.messages, placement.matches
@@ -276,7 +290,7 @@ class SessionTree:
         last = matches[-1] if matches else _Match(root, None, 0, edited=False)
         for number, message in enumerate(messages[n:], n + 1):
             key = self._digest(message, last.key, defaults)
-            turn, edited = None, last.edited
+            turn, edited = None, False
             if message.role is Role.ASSISTANT:
                 turn = _named(self._by_key.get(key, ()), message)
                 if turn is None and self.policy.edited == "adopt":
@@ -318,13 +332,19 @@ class SessionTree:
     def is_trained(self, turn: ModelTurn) -> bool:
         """Whether the turn is in the loss: the agent received it, did not throw it away, and it is not auxiliary, such
         as a title for the session."""
+        return self._why_unused(turn) is None
+
+    def _why_unused(self, turn: ModelTurn) -> str | None:
+        """Why a turn is in no training row; None if it is in one."""
         if turn.children:
-            return True
-        if not turn.delivered or not turn.generation.token_ids:
-            return False
+            return None
+        if not turn.delivered:
+            return "undelivered"
+        if not turn.generation.token_ids:
+            return "empty"
         if self.policy.dropped == "mask" and turn.superseded and not turn.reused:
-            return False
-        return not self._is_auxiliary(turn)
+            return "dropped"
+        return "auxiliary" if self._is_auxiliary(turn) else None
 
     def _is_auxiliary(self, turn: ModelTurn) -> bool:
         if turn.has_tools or turn.has_history or turn.reused:
@@ -343,8 +363,8 @@ class SessionTree:
         contexts: list[RowContext] = []
         prompt_segments = 1
         for number, (before, own) in enumerate(rows):
-            prompt = [segment for turn in before for segment in _prompt_segments(turn, with_answer=True)]
-            prompt += _prompt_segments(own[0])
+            prompt = [segment for turn in before for segment in self._prompt(turn, with_answer=True)]
+            prompt += self._prompt(own[0])
             agent = agents[own[0].agent_id]
             if number:
                 reason = FORKED if before else DELEGATED if agent else RESTARTED
@@ -352,13 +372,46 @@ class SessionTree:
             else:
                 segments += prompt
                 prompt_segments = len(prompt)
-            segments += _segments(own, number, agent)
+            segments += self._segments(own, number, agent)
         if not segments:
-            segments = _prompt_segments(self.turns[0]) if self.turns else [Segment(Author.PROMPT, ())]
+            segments = self._prompt(self.turns[0]) if self.turns else [Segment(Author.PROMPT, ())]
             prompt_segments = len(segments)
         used = {segment.image for segment in segments} | {image for context in contexts for *_, image in context.images}
-        images = {name: image for name, image in self._images.items() if name in used}
-        return Trajectory(session_id, tuple(segments), stop, prompt_segments, contexts=tuple(contexts), images=images)
+        written = [turn for _, own in rows for turn in own]
+        numbers = [number for number, segment in enumerate(segments) if segment.author is Author.MODEL]
+        places = {turn.number: number for turn, number in zip(written, numbers, strict=True)}
+        unused = {turn.number: why for turn in self.turns if (why := self._why_unused(turn)) is not None}
+        description = describe_answers(self.turns, unused, places, self._sub_agents())
+        seconds = tuple(turn.seconds for turn in written if not turn.agent_id)
+        return Trajectory(
+            session_id,
+            tuple(segments),
+            stop,
+            prompt_segments,
+            images={name: image for name, image in self._images.items() if name in used},
+            contexts=tuple(contexts),
+            timings=Timings(generate=sum(turn.seconds for turn in self.turns), turns=seconds),
+            extra={SESSION: {"policy": self.policy.model_dump(), **description}},
+        )
+
+    def _segments(self, turns: Sequence[ModelTurn], row: int, agent: int) -> Iterator[Segment]:
+        for number, turn in enumerate(turns):
+            if number and turn.context_segments:
+                yield from (replace(each, author=Author.TOOL, row=row, agent=agent) for each in turn.context_segments)
+            elif number and turn.context_ids:
+                yield self._segment(Author.TOOL, turn.context_ids, row=row, agent=agent)
+            generation = turn.generation
+            log_probs = None if generation.log_probs is None else tuple(generation.log_probs)
+            yield self._segment(Author.MODEL, generation.token_ids, log_probs=log_probs, row=row, agent=agent)
+
+    def _prompt(self, turn: ModelTurn, *, with_answer: bool = False) -> list[Segment]:
+        """What the model was fed for `turn` behind its parent's answer, as a prompt."""
+        segments = [replace(each, author=Author.PROMPT) for each in turn.context_segments]
+        segments = segments or [self._segment(Author.PROMPT, turn.context_ids)]
+        return [*segments, self._segment(Author.PROMPT, turn.generation.token_ids)] if with_answer else segments
+
+    def _segment(self, author: Author, tokens: Sequence[int], **fields: Any) -> Segment:
+        return Segment(author, tuple(tokens), text=self._renderer.decode(tokens), **fields)
 
     def _sub_agents(self) -> list[str]:
         return list(dict.fromkeys(turn.agent_id for turn in self.turns if turn.agent_id))
@@ -373,24 +426,6 @@ class SessionTree:
             if own and self.is_trained(leaf):
                 assigned |= {turn.number for turn in own}
                 yield path[: len(path) - len(own)], own
-
-
-def _segments(turns: Sequence[ModelTurn], row: int, agent: int) -> Iterator[Segment]:
-    for number, turn in enumerate(turns):
-        if number and turn.context_segments:
-            yield from (replace(each, author=Author.TOOL, row=row, agent=agent) for each in turn.context_segments)
-        elif number and turn.context_ids:
-            yield Segment(Author.TOOL, turn.context_ids, row=row, agent=agent)
-        generation = turn.generation
-        log_probs = None if generation.log_probs is None else tuple(generation.log_probs)
-        yield Segment(Author.MODEL, tuple(generation.token_ids), log_probs, turn.answer.text, row=row, agent=agent)
-
-
-def _prompt_segments(turn: ModelTurn, *, with_answer: bool = False) -> list[Segment]:
-    """What the model was fed for `turn` behind its parent's answer, as a prompt."""
-    placed = turn.context_segments or (Segment(Author.PROMPT, turn.context_ids),)
-    segments = [Segment(Author.PROMPT, each.tokens, image=each.image) for each in placed]
-    return [*segments, Segment(Author.PROMPT, tuple(turn.generation.token_ids))] if with_answer else segments
 
 
 def _row_context(prompt: Sequence[Segment], reason: str) -> RowContext:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -25,19 +27,24 @@ class GatewaySettings(BaseModel):
         """Read them. Raises ConfigError that names the option, for the older trainer, and for an agent that is not
         installed."""
         group = config.get("gateway")
-        written = OmegaConf.to_container(group, resolve=True) if group is not None else {}
-        try:
-            settings = cls.model_validate(written)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(["gateway", *map(str, problem["loc"])])
-            raise ConfigError(f"{where}: {problem['msg']}") from None
+        settings = cls.parse(OmegaConf.to_container(group, resolve=True) if group is not None else {})
         if not config.trainer.use_v1:
             raise ConfigError("gateway.program makes several rows per rollout; set trainer.use_v1=true")
         if settings.program.mcp:
             if not options_in(config).enable_agent:
                 raise ConfigError("gateway.program.mcp calls the tool server; set actor_rollout_ref.agent.enable_agent")
             require_sdk("gateway.program.mcp")
+        return settings
+
+    @classmethod
+    def parse(cls, group: Any) -> GatewaySettings:
+        """Read them. Raises ConfigError as `of_config`."""
+        try:
+            settings = cls.model_validate(group)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(["gateway", *map(str, problem["loc"])])
+            raise ConfigError(f"{where}: {problem['msg']}") from None
         return settings.model_copy(update={"program": settings.program.resolve()})
 
     @staticmethod

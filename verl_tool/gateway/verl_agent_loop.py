@@ -8,68 +8,40 @@ Written for verl 0.9.0 and 0.9.1.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-import os
-import socket
-import tempfile
 import weakref
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
 
-from verl_tool.agent_loop.row import build_call_extra, is_present, listed_tools, text_messages
-from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
+from verl_tool.agent_loop.row import build_call_extra, listed_tools
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop
-from verl_tool.content.packed_files import unpack
-from verl_tool.errors import ConfigError, SandboxError
-from verl_tool.gateway.agent_program import ROW_IMAGE, ProgramResult, run_program
+from verl_tool.gateway.agent_host import AgentHost, AgentTask, FinishedSession
+from verl_tool.gateway.agent_program import ROW_IMAGE
 from verl_tool.gateway.gateway_app import Gateway, GatewayOptions
 from verl_tool.gateway.mcp_tools import GatewayTools
-from verl_tool.gateway.session import AgentSession, SessionModel
+from verl_tool.gateway.session import SessionModel
 from verl_tool.gateway.settings import GatewaySettings
-from verl_tool.protocol import FILES_FIELD, Fault, FaultKind
-from verl_tool.sandbox.sandboxed_service import ServiceSandbox
-from verl_tool.servers.cluster.direct_server import DirectServer
+from verl_tool.protocol import FILES_FIELD
 from verl_tool.verification import verification_of
 
-PROGRAM = "agent_program"
-"""Of a record's ``extra``: how the program ended."""
 
+class _Host:
+    """The gateway of a worker process, and its agent programs."""
 
-class _AgentHost:
-    """The gateway of a worker process, on a Unix socket, and the sandbox of its programs."""
-
-    def __init__(self, model: SessionModel, settings: GatewaySettings, tools: GatewayTools | None) -> None:
-        self.settings = settings
+    def __init__(
+        self, model: SessionModel, settings: GatewaySettings, maximum: int | None, tools: GatewayTools | None
+    ) -> None:
+        """maximum: of programs that run at a time."""
+        self.slots = contextlib.nullcontext() if maximum is None else asyncio.Semaphore(maximum)
+        self.session_options = settings.session
         self.gateway = Gateway(model, GatewayOptions(max_sessions=1 << 16, idle_seconds=math.inf), tools)
-        self.sandbox = ServiceSandbox(settings.program.limits)
-        self._folder = tempfile.TemporaryDirectory(prefix="verl_tool_gateway_")
-        os.chmod(self._folder.name, 0o755)
-        self.socket = Path(self._folder.name) / "gateway.sock"
-        self._server: DirectServer | None = None
-        self._starting = asyncio.Lock()
-
-    async def start(self) -> None:
-        """Listen. Raises OSError if nobody can at this path, and what the sandbox raises."""
-        async with self._starting:
-            if self._server is not None:
-                return
-            if self.settings.program.image is None:
-                await self.sandbox.start()
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(str(self.socket))
-            # Programs are other users if we are root, and in containers.
-            os.chmod(self.socket, 0o666 if os.geteuid() == 0 or self.settings.program.image else 0o600)
-            listener.listen()
-            server = DirectServer(listener)
-            await server.open(self.gateway.app(for_agents=True))
-            self._server = server
+        self.agents = AgentHost(self.gateway.app(for_agents=True), settings.program)
 
 
-_hosts: weakref.WeakKeyDictionary[Any, _AgentHost] = weakref.WeakKeyDictionary()
+_hosts: weakref.WeakKeyDictionary[Any, _Host] = weakref.WeakKeyDictionary()
 """By the engine client, of which verl makes one a worker process."""
 
 
@@ -104,39 +76,31 @@ class GatewayAgentLoop(VerlToolAgentLoop):
             }
             return await super().run(sampling_params, **again, **row)
         where = f"row {'?' if index is None else index} of the data"
-        if verification_of(row.get("reward_model"), where) is not None:
-            raise ConfigError(
-                f"{where} has a verifier, which checks a tool's workspace; a program has none. Grade its files"
-            )
-        task = str(text_messages(raw_prompt, where)[-1]["content"])
         listed = listed_tools(tools_kwargs, row.get("extra_info"), where)
         extra = build_call_extra(tools_kwargs, listed, where)
-        files = extra.get(FILES_FIELD)
-        row_image = extra.pop(ROW_IMAGE, None)
-        unpacked = {name: file.content for name, file in unpack(files).items()} if is_present(files) else {}
+        verification, image = verification_of(row.get("reward_model"), where), extra.pop(ROW_IMAGE, None)
+        task = AgentTask.of_row(raw_prompt, extra.get(FILES_FIELD), verification, where, image)
         host = self._host()
-        await host.start()
-        place = host.settings.program.choose_place(host.sandbox, row_image, where)
-        options = host.settings.session
-        sampling = {**sampling_params, **options.sampling}
-        options = options.model_copy(update={"sampling": sampling})
-        session = host.gateway.open_session(options, call_extra=extra, listed_tools=listed)
-        generator = self._worker.generator
-        generator.begin(session.id, int(priority), self._seed(row, index, int(global_steps), int(priority)))
-        result: ProgramResult | str
-        try:
-            result = await run_program(place, host.settings.program, session, host.socket, task, unpacked)
-        except SandboxError as error:
-            result = str(error)
-        finally:
-            rollout = await session.finish()
-            host.gateway.sessions.pop(session.id, None)
-            use = generator.end(session.id)
-        description = {"error": result} if isinstance(result, str) else asdict(result)
-        record = replace(_with_fault(rollout, session, result), extra={**rollout.extra, PROGRAM: description})
+        await host.agents.start()
+        async with host.slots:
+            sampling = {**sampling_params, **host.session_options.sampling}
+            options = host.session_options.model_copy(update={"sampling": sampling})
+            session = host.gateway.open_session(options, call_extra=extra, listed_tools=listed)
+            generator = self._worker.generator
+            generator.begin(session.id, int(priority), self._seed(row, index, int(global_steps), int(priority)))
+
+            async def finish() -> FinishedSession:
+                rollout = await session.finish()
+                host.gateway.sessions.pop(session.id, None)
+                return FinishedSession(rollout, session.num_requests)
+
+            try:
+                record = await host.agents.run(session, task, finish)
+            finally:
+                use = generator.end(session.id)
         return await self._outputs(record, use, row, index, int(global_steps), self._worker.formats.all)
 
-    def _host(self) -> _AgentHost:
+    def _host(self) -> _Host:
         host = _hosts.get(self.server_manager)
         if host is None:
             worker, rollout = self._worker, self.config.actor_rollout_ref.rollout
@@ -152,23 +116,6 @@ class GatewayAgentLoop(VerlToolAgentLoop):
             tools = None
             if settings.program.mcp and worker.tools is not None:
                 tools = GatewayTools(worker.tools, worker.options, reads_images=worker.placer is not None)
-            host = _hosts[self.server_manager] = _AgentHost(model, settings, tools)
+            maximum = worker.options.max_concurrent_trajectories
+            host = _hosts[self.server_manager] = _Host(model, settings, maximum, tools)
         return host
-
-
-def _with_fault(rollout: Trajectory, session: AgentSession, result: ProgramResult | str) -> Trajectory:
-    """`rollout`, left out of the loss if infrastructure failed: the engine, the sandbox, or a program that never called
-    the model. How a program ends after that may be the model's doing, and is graded."""
-    if session.aborted:
-        return replace(rollout, stop=StopReason.ABORTED, excluded=Excluded.ABORTED)
-    words = session.engine_failure
-    if words is None and not session.num_requests:
-        if isinstance(result, str):
-            words = result
-        else:
-            end = "was killed at its time limit" if result.exit_code is None else f"exited with {result.exit_code}"
-            words = f"the agent program {end} without a request to the model; it printed: {result.output[-500:]}"
-    if words is None:
-        return rollout
-    fault = Fault(kind=FaultKind.MISCONFIGURED, message=words, retryable=False)
-    return replace(rollout, stop=StopReason.FAULT, fault=fault, excluded=Excluded.FAULT)

@@ -229,7 +229,9 @@ class TextEnvironment:
 
     async def _rollout(self, tools: Tools, tasks: Sequence[_Task], options: EpisodeOptions) -> list[Trajectory]:
         params = self._kwargs if self._is_generator else {}
-        description = await self._described_by(tools) if self._options.describes_tools else []
+        description: list[ToolDescription] = []
+        if self._options.describes_tools:
+            description = await (tools.tools() if isinstance(tools, ToolClient) else self._descriptions())
         prompts = PromptRenderer(self._tokenizer, self._options, description, self._formats)
         starts = [
             RolloutStart(
@@ -248,9 +250,6 @@ class TextEnvironment:
             image_tokens=self._images,
         )
         return await rollout(episode, starts)
-
-    async def _described_by(self, tools: Tools) -> list[ToolDescription]:
-        return await tools.tools() if isinstance(tools, ToolClient) else await self._descriptions()
 
     def _prompt_ids(self, task: str, prompts: PromptRenderer) -> list[int]:
         if self._options.enable_mtrl:

@@ -1,4 +1,4 @@
-"""Running untrusted Python code: isolated, limited, fast, many at a time. Knows nothing of tools or HTTP.
+"""Run untrusted Python code, isolated and within limits, many programs at a time. Independent of tools and HTTP.
 
 async with SandboxPool() as pool:
     result = await pool.run("print(1 + 1)")

@@ -1,7 +1,7 @@
-"""One run's files as the pool sees them: the job that goes in, the output that comes back.
+"""Input and output files of one run: the job, and what the run wrote.
 
-They are anonymous files in memory, passed by descriptor, so nothing has to be drained while the code runs. What a run
-wrote is read only after its last process is gone, and never trusted.
+They are anonymous files in memory that are passed by descriptor, so that the pool need not read while the code runs.
+They are read after the last process of the run has ended, and their content is not trusted.
 """
 
 from __future__ import annotations
@@ -20,36 +20,38 @@ from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.result import RunResult, written
 
-_LONGEST_NAME, _LONGEST_PATH = 255, 2048
-"""Bytes of a file's name and of its path (limits.h)."""
+_MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 2048
+"""Maximum length of a file's name and of its path (limits.h)."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a run left in its files."""
+    """Output of a run, as stored in its files."""
 
     stdout: bytes
-    """Up to the limit."""
+    """Content up to the limit."""
     stderr: bytes
-    """Up to the limit."""
+    """Content up to the limit."""
     interleaved: bytes
-    """Both, in the order of writing."""
+    """Both streams, in the order of writing."""
     stdout_bytes: int
+    """Number of bytes written, including dropped ones."""
     stderr_bytes: int
+    """Number of bytes written, including dropped ones."""
 
 
 class JobFiles:
-    """The files of a run. `close` them; a run that is still alive keeps its own descriptors."""
+    """The files of a run. `close` them afterwards; a run in progress has descriptors of its own."""
 
     def __init__(self, code: bytes, stdin: bytes, files: Mapping[str, bytes]) -> None:
         """Write the job. Raises OSError if memory or descriptors run out."""
         self.fds: list[int] = []
-        """Job, stdout, stderr, and stdin if there is any."""
+        """Descriptors of the job, stdout, stderr, and stdin if it is not empty."""
         try:
             for name in ("job", "stdout", "stderr"):
                 self.fds.append(os.memfd_create(name, os.MFD_CLOEXEC))
             for fd in self.fds[1:]:
-                # Else the kernel keeps one position for all processes of a run, and does not lock it in such a file.
+                # Without O_APPEND, all processes of a run share one position, which the kernel does not lock here.
                 fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
             _write_job(self.fds[0], code, files)
             if stdin:
@@ -65,16 +67,16 @@ class JobFiles:
         self.fds = []
 
     def state(self) -> int:
-        """How far the run got, as it says itself: `wire.NOT_STARTED`, `STARTED` or `SETUP_FAILED`."""
+        """Return the progress as reported by the run: `wire.NOT_STARTED`, `STARTED` or `SETUP_FAILED`."""
         return int(struct.unpack("<Q", os.pread(self.fds[0], 8, 0))[0])
 
     def failure(self) -> str:
-        """Why the user's code was not reached."""
+        """Return the reason why the user's code was not reached."""
         text = os.pread(self.fds[0], wire.FAILURE_BYTES, wire.FIRST_SWITCH * 8).split(b"\0")[0]
         return text.decode(errors="replace") or "its process ended before the user's code was reached"
 
     def output(self, limit: int) -> Output:
-        """What was written, `limit` bytes of each stream."""
+        """Read the output, up to `limit` bytes of each stream."""
         streams, total = [], []
         dropped = struct.unpack("<QQ", os.pread(self.fds[0], 16, wire.DROPPED_OUT * 8))
         for fd, beyond in zip(self.fds[1:3], dropped, strict=True):
@@ -95,7 +97,7 @@ class JobFiles:
         peak_memory_bytes: int = 0,
         files: Mapping[str, bytes] = MappingProxyType({}),
     ) -> RunResult:
-        """What a run wrote, and how it ended."""
+        """Combine the output of the run with the way it ended."""
         output = self.output(limits.output_bytes)
         return RunResult(
             **written(output.stdout, output.stderr, output.stdout_bytes, output.stderr_bytes, output.interleaved),
@@ -117,14 +119,16 @@ class JobFiles:
 
 
 def encode(text: str | bytes) -> bytes:
-    """A text as a program reads it, half surrogate pairs included."""
+    """Encode a text for a program, including unpaired surrogates."""
     return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else bytes(text)
 
 
 def interleave(stdout: bytes, stderr: bytes, switches: Sequence[int]) -> bytes:
-    """Put what was kept of two streams together: every byte once, each stream in its own order. `switches` is the
-    journal that the run kept, whose words may be anything: at each change of stream, ``position << 1 | stream`` (0
-    stdout, 1 stderr) of the one left."""
+    """Interleave the stored bytes of two streams. Every byte occurs once, and each stream keeps its order.
+
+    `switches` is the run's journal. At each change of stream, it contains ``position << 1 | stream`` of the stream that
+    was left (0 for stdout, 1 for stderr). The run may have written any values.
+    """
     streams = (stdout, stderr)
     done = [0, 0]
     parts = []
@@ -156,8 +160,10 @@ def _write_all(fd: int, content: bytes, position: int) -> None:
 
 
 def check_names(files: Iterable[str], fetch_files: Iterable[str]) -> None:
-    """See that names can be those of files in the run's folder: to put there, and to bring back. Raises ConfigError if
-    one would leave the folder, is too long, or is a file and a folder at once."""
+    """Check the names of the files to write to the run's folder, and to fetch from it.
+
+    Raises ConfigError if a name would leave the folder, is too long, or names both a file and a folder.
+    """
     names = {wire.SCRIPT_NAME}
     for name in files:
         _check_name(name)
@@ -180,16 +186,17 @@ def _check_name(name: str) -> None:
         longest = max(len(part.encode()) for part in parts)
     except UnicodeEncodeError as error:
         raise ConfigError(f"file name {name!r} cannot be written in UTF-8") from error
-    if longest > _LONGEST_NAME or len(name.encode()) > _LONGEST_PATH:
-        raise ConfigError(
-            f"file name {name[:100]!r}... is too long; allowed are {_LONGEST_NAME} bytes a part, {_LONGEST_PATH} in all"
-        )
+    if longest > _MAX_NAME_BYTES or len(name.encode()) > _MAX_PATH_BYTES:
+        limits = f"{_MAX_NAME_BYTES} bytes a part, {_MAX_PATH_BYTES} in all"
+        raise ConfigError(f"file name {name[:100]!r}... is too long; allowed are {limits}")
 
 
 def fetch(folder_fd: int, names: Sequence[str], limit: int) -> dict[str, bytes]:
-    """Read files out of a run's folder after the run has ended, following no link. Names that are absent, links or no
-    plain files are left out, as are the first file that would exceed `limit`, bytes of all together, and those after
-    it."""
+    """Read files from a run's folder after the run has ended, without following links.
+
+    Names that do not exist or are not regular files are left out, and so are files that exceed what is left of `limit`,
+    the maximum number of bytes in total.
+    """
     found: dict[str, bytes] = {}
     for name in names:
         with contextlib.suppress(OSError):
@@ -207,7 +214,7 @@ def _read_beneath(folder_fd: int, parts: Sequence[str], limit: int) -> bytes | N
         for part in parts[:-1]:
             at = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
             opened.append(at)
-        # O_NONBLOCK: a fifo must not hold us.
+        # O_NONBLOCK: opening a fifo must not block.
         at = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
         opened.append(at)
         status = os.fstat(at)

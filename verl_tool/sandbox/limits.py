@@ -1,4 +1,4 @@
-"""What one run may use."""
+"""Limits of runs and sessions."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from verl_tool.errors import ConfigError
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one run: of all its processes together, unless a field says otherwise."""
+    """Limits of one run, for all its processes together unless a field says otherwise."""
 
     wall_seconds: float = 10.0
     """Seconds from the fork to the kill. Time in the pool's queue does not count."""
     cpu_seconds: float | None = None
-    """Seconds of CPU time; None leaves the wall limit to bound it."""
+    """Seconds of CPU time. With None, only the wall time is limited."""
     memory_bytes: int = 2 << 30
-    """Bytes on top of the warmed interpreter. One process is refused more (`MemoryError`); several that exceed it
-    together are killed."""
+    """Bytes in addition to the warm interpreter. A process that needs more gets a `MemoryError`; several processes that
+    exceed it together are killed."""
     processes: int = 32
-    """Processes and threads alive at once, the run's own first one included."""
+    """Processes and threads that exist at the same time, including the first one."""
     open_files: int = 256
     output_bytes: int = 1 << 20
-    """Bytes kept of stdout, and as many of stderr; what is written beyond is counted and dropped."""
+    """Bytes stored of stdout, and as many of stderr. Further bytes are counted and dropped."""
     disk_bytes: int = 64 << 20
-    """Bytes in the run's folder, /tmp and /dev/shm together; also the size of any one file."""
+    """Bytes in the run's folder, /tmp and /dev/shm together, and the maximum size of one file."""
     disk_files: int = 4096
     """Files and folders in the same places."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError if a limit is below its least sensible value."""
+        """Raise ConfigError if a limit is below its minimum."""
         for field in fields(self):
             value, minimum = getattr(self, field.name), _MINIMA[field.name]
             if value is not None and not value >= minimum:
@@ -38,12 +38,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class SessionLimits(Limits):
-    """Bounds of a session: `wall_seconds` of each call, all others of the whole session."""
+    """Limits of a session: `wall_seconds` applies to each call, all others to the whole session."""
 
     total_wall_seconds: float = 3600.0
-    """Seconds that all its calls may take together."""
+    """Total duration of all calls in seconds."""
     idle_seconds: float = 1800.0
-    """Seconds without a call after which it is ended."""
+    """Seconds without a call after which the session is ended."""
 
 
 _MINIMA = {

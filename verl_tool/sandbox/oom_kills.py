@@ -1,4 +1,4 @@
-"""Whose memory it was when the kernel killed a run: its own, or somebody else's."""
+"""Decide whether a run that the kernel killed for memory exceeded its own limit, or others took the memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CollateralOomError(SandboxError):
 
 
 def machine_kills() -> int:
-    """Processes that the kernel has killed for memory on this machine, ever."""
+    """Return the number of processes that the kernel has killed for memory on this machine since it booted."""
     with open("/proc/vmstat", encoding="ascii") as file:
         for line in file:
             if line.startswith("oom_kill "):
@@ -25,9 +25,10 @@ def machine_kills() -> int:
 
 
 def judge_by_group(ended: RunStatus, group: RunGroup, fair_share: int) -> RunStatus:
-    """How a run ended by its forkserver, with what its own group knows of it. One that uses more than `fair_share`
-    bytes when there is no more has itself to blame. Raises CollateralOomError if one of its processes was killed for
-    memory that it had not taken."""
+    """Complete the status of a run by the counts of its control group.
+
+    A killed run that used more than `fair_share` bytes hit its memory limit. Raises CollateralOomError if it used less.
+    """
     ended = replace(ended, cpu_seconds=max(ended.cpu_seconds, group.cpu_seconds()))
     if not group.lost_process():
         return ended
@@ -37,8 +38,10 @@ def judge_by_group(ended: RunStatus, group: RunGroup, fair_share: int) -> RunSta
 
 
 def judge_without_group(ended: RunStatus, kills_before: int, fair_share: int) -> RunStatus:
-    """The same where runs have no groups: by a count of the whole machine's, `machine_kills` before the run. Raises
-    CollateralOomError if it was killed while the kernel killed for memory, and had not taken much."""
+    """The same without control groups, by `kills_before`, the value of `machine_kills` before the run.
+
+    Raises CollateralOomError if the run was killed, the count of the machine grew, and the run used little memory.
+    """
     killed = ended.limit_hit is None and os.WIFSIGNALED(ended.status) and os.WTERMSIG(ended.status) == signal.SIGKILL
     if not killed or machine_kills() == kills_before:
         return ended
@@ -48,7 +51,7 @@ def judge_without_group(ended: RunStatus, kills_before: int, fair_share: int) ->
 
 
 def killed_for_others() -> CollateralOomError:
-    """The error for a run that was killed for memory that others had taken."""
+    """Return the error for a run that was killed for the memory use of others."""
     return CollateralOomError(
         "the kernel killed a run for memory that others had taken; lower max_concurrent", retryable=False
     )

@@ -1,4 +1,4 @@
-"""What user code is asked not to do, on top of what the isolation stops it from doing."""
+"""Rules for user code, in addition to the isolation."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from verl_tool.errors import ConfigError
 
 @dataclass(frozen=True)
 class Policy:
-    """Rules for user code, enforced by import and audit hooks within the run, never by reading its source.
+    """Rules for user code, enforced by import and audit hooks in the run, not by an analysis of its source.
 
-    They steer a model towards the tools that it should use, with errors that it can read. Code that sets out to get
-    round them can; it then still stands before the isolation.
+    They direct a model to the tools that it should use, with readable errors. They are no security boundary: code can
+    circumvent them, and is then still confined by the isolation.
     """
 
     allowed_modules: tuple[str, ...] | None = None
-    """Top-level modules that user code may import; None allows all. A library that is allowed may import what it
-    needs."""
+    """Top-level modules that user code may import, None for all. An allowed library may import whatever it needs."""
     restricted_functions: tuple[str, ...] = ()
     """Functions that user code may not call: builtins (``eval``) and dotted names (``os.system``)."""
     pre_import: tuple[str, ...] = ()
     """Import statements (``import numpy as np``) or bare module names, run before the user's code in its namespace."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError if an entry is no name or no import statement."""
+        """Raise ConfigError if an entry is not a name or not an import statement."""
         object.__setattr__(self, "pre_import", tuple(_import_statement(entry) for entry in self.pre_import))
         for name in (*(self.allowed_modules or ()), *self.restricted_functions):
             if not all(part.isidentifier() for part in name.split(".")):
@@ -53,7 +52,9 @@ def _import_statement(entry: str) -> str:
     except SyntaxError:
         body = []
     if not body or not all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body):
-        raise ConfigError(f"pre_import entry {entry!r} is no import statement; write 'import numpy as np' or 'numpy'")
+        raise ConfigError(
+            f"pre_import entry {entry!r} is not an import statement; write 'import numpy as np' or 'numpy'"
+        )
     if any(isinstance(node, ast.ImportFrom) and node.level for node in body):
         raise ConfigError(f"pre_import entry {entry!r} is a relative import; name the module in full")
     return statement

@@ -1,4 +1,4 @@
-"""The sandbox pool: any number of runs, spread over warm forkservers."""
+"""The sandbox pool, which distributes runs over warm forkservers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from verl_tool.sandbox.result import RunResult
 from verl_tool.sandbox.run_queue import RunSlots
 from verl_tool.sandbox.session import Session
 from verl_tool.sandbox.session.pool import SessionPool
-from verl_tool.sandbox.warm_modules import WARM_MODULES, Tier, suited_to, tiers_of
+from verl_tool.sandbox.warm_modules import WARM_MODULES, Tier, choose_tier, tiers_of
 from verl_tool.sandbox.worker import MAX_SLOTS, START_SECONDS, RunStatus, Worker, WorkerExitedError, WorkerSetup
 
 logger = logging.getLogger(__name__)
@@ -40,15 +40,15 @@ _ATTEMPTS = 3
 _PAUSE_SECONDS = 0.05
 _SHORT_PER_CORE, _MAX_PER_CORE = 4, 16
 _QUARANTINES = 2
-"""Forkservers that are started for one run only, at once."""
+"""Maximum number of forkservers that run a single program each."""
 _SPARE_SLOTS = 8
-"""For runs that were cancelled and are not gone yet."""
+"""Slots for runs that were cancelled and have not exited yet."""
 _FILES_PER_RUN = 12
-"""Descriptors: its job, streams and folder, and the files of its control group."""
+"""Descriptors of the job, the streams, the folder, and the files of the control group."""
 _FILES_PER_SESSION = 4
 _OTHER_FILES = 2048
 _ANSWER_SECONDS = 20.0
-"""For a forkserver to end a run whose time is up, and to say so, on an overloaded machine."""
+"""Time for a forkserver on an overloaded machine to end a run at its limit, and to report it."""
 _LONGEST_PAUSE_SECONDS = 30.0
 _CHECK_SECONDS = 10.0
 _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
@@ -56,8 +56,10 @@ _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class PoolStats:
+    """Counts of a pool."""
+
     workers: int
-    """Forkservers that take runs."""
+    """Forkservers that accept runs."""
     live: int
     queued: int
     slots: int
@@ -73,7 +75,8 @@ class SandboxPool:
         async with SandboxPool() as pool:
             result = await pool.run("print(1 + 1)")
 
-    Every run starts from the same warm interpreter and leaves nothing behind. Bound to the event loop that enters it.
+    Every run starts from the same warm interpreter and leaves nothing behind. A pool belongs to the event loop that
+    enters it.
     """
 
     def __init__(
@@ -91,35 +94,36 @@ class SandboxPool:
         for_sessions: bool = False,
         interpreter: str = sys.executable,
     ) -> None:
-        """Nothing is started yet.
+        """Store the settings. `start` starts the forkservers.
 
         Args:
-            workers: forkserver processes of each kind (see `warm_modules`); one per core by default.
-            limits: of runs that bring none of their own.
-            policy: rules on top of isolation.
-            required_level: refuse to start below this level; the strongest that works is taken in any case.
-            warm_modules: imported once, before the first run; those not installed are skipped. Each makes a fork
-                dearer, so there are up to five kinds of forkservers (`warm_modules.tiers_of`). A run goes to the
-                smallest that holds what it seems to import; it can import anything from any of them.
-            max_concurrent: runs at once; 16 per core by default. Not more than four per core of them are younger than a
-                second: those compete for the cores, older ones wait or yield to them.
-            max_queued: runs that may wait; one more is refused.
-            max_sessions: sessions at once; one more gets the fault ``overloaded``.
-            session_memory_bytes: of all sessions together, a third of the machine's by default; beyond it those that
-                hold the most are ended. Counted by control groups; without them there is no such bound.
-            for_sessions: `start` warms a forkserver for sessions, and those for runs are started by the first run. Else
+            workers: number of forkservers of each kind (see `warm_modules`), one per core by default.
+            limits: default limits of runs.
+            policy: rules in addition to the isolation.
+            required_level: minimum level of isolation, below which the pool does not start. The strongest level that
+                works is used.
+            warm_modules: modules to import before the first run. Those that are not installed are skipped. Each makes a
+                fork slower, so there are up to five kinds of forkservers (`warm_modules.tiers_of`). A run is started by
+                the smallest one that contains what it appears to import; it can import anything from any of them.
+            max_concurrent: maximum number of runs at the same time, 16 per core by default. At most four per core are
+                younger than a second, since young runs compete for the cores.
+            max_queued: maximum number of waiting runs. Further ones are rejected.
+            max_sessions: maximum number of sessions. Further ones get the fault ``overloaded``.
+            session_memory_bytes: maximum memory of all sessions together, by default a third of the machine's. Beyond
+                it, the largest sessions are ended. Enforced with control groups only.
+            for_sessions: `start` warms a forkserver for sessions, and the first run starts those for runs. By default
                 it is the other way round.
-            interpreter: the Python that runs the code; its installed packages can be imported.
+            interpreter: Python interpreter that runs the code, whose installed packages can be imported.
         """
         cores = len(os.sched_getaffinity(0))
         self._workers_requested = workers or cores
         self.limits = limits or Limits()
-        """Of a run that brings none of its own."""
+        """Default limits of runs."""
         self._policy = policy or Policy()
         self._required = Level.parse(required_level)
         self._tiers = tiers_of(warm_modules, self._policy.pre_imported_modules)
-        self._holds: dict[Tier, frozenset[str]] = {}
-        """By tier: what is in its forkservers."""
+        self._modules_by_tier: dict[Tier, frozenset[str]] = {}
+        """Top-level names of the modules in the forkservers of each tier."""
         maximum = min(max(max_concurrent or _MAX_PER_CORE * cores, 1), MAX_SLOTS - _SPARE_SLOTS)
         self._run_slots = RunSlots(_SHORT_PER_CORE * cores, maximum, max_queued)
         self._max_sessions = max_sessions
@@ -130,9 +134,9 @@ class SandboxPool:
         self._isolation: Isolation | None = None
         self._group: ControlGroup | None = None
         self._setups: list[WorkerSetup] = []
-        """Of the forkservers that take runs."""
+        """Settings of the forkservers for runs."""
         self._workers: list[Worker] = []
-        """Empty until they are started."""
+        """Forkservers for runs, empty before they are started."""
         self._starting = asyncio.Lock()
         self._replacements: set[asyncio.Task[None]] = set()
         self._fair_share = _memory_ceiling() // maximum
@@ -145,7 +149,7 @@ class SandboxPool:
 
     @property
     def level(self) -> Isolation:
-        """The isolation in force, with its `describe()`; known once the pool has started."""
+        """The isolation in use. Raises SandboxError if the pool has not started."""
         if self._isolation is None:
             raise SandboxError("the pool has not started", retryable=False)
         return self._isolation
@@ -158,10 +162,12 @@ class SandboxPool:
         await self.close()
 
     async def start(self) -> None:
-        """Find the isolation and warm the forkservers. Raises IsolationError if this machine cannot give the level
-        required."""
+        """Determine the isolation and start the forkservers.
+
+        Raises IsolationError if the required level is not available on this machine.
+        """
         _allow_open_files(
-            _OTHER_FILES + _FILES_PER_RUN * self._run_slots.most + _FILES_PER_SESSION * self._max_sessions
+            _OTHER_FILES + _FILES_PER_RUN * self._run_slots.maximum + _FILES_PER_SESSION * self._max_sessions
         )
         found = await asyncio.to_thread(isolations.strongest)
         self._isolation = isolations.require(found, self._required)
@@ -172,7 +178,7 @@ class SandboxPool:
             isolation=self._isolation,
             policy=self._policy,
             modules=(),
-            slots=self._run_slots.most + _SPARE_SLOTS,  # one worker may have to carry all
+            slots=self._run_slots.maximum + _SPARE_SLOTS,  # all runs may be in the same worker
             group=self._group,
         )
         self._setups = [replace(setup, modules=tier) for tier in self._tiers for _ in range(self._workers_requested)]
@@ -195,7 +201,7 @@ class SandboxPool:
             self._watch = asyncio.get_running_loop().create_task(self._enforcer.watch())
 
     async def _start_workers(self) -> None:
-        """Start the forkservers that take runs. Raises IsolationError, SandboxError."""
+        """Start the forkservers for runs. Raises IsolationError, SandboxError."""
         async with self._starting:
             if self._workers:
                 return
@@ -208,10 +214,10 @@ class SandboxPool:
                 await asyncio.gather(*(worker.close() for worker in workers), return_exceptions=True)
                 raise
             self._workers = workers
-            self._holds = {worker.setup.modules: worker.holds for worker in workers}
+            self._modules_by_tier = {worker.setup.modules: worker.modules for worker in workers}
 
     async def close(self) -> None:
-        """End all runs and forkservers. Runs that wait or go on raise `SandboxError`."""
+        """End all runs and forkservers. Waiting and running calls of `run` raise SandboxError."""
         self._closed = True
         if self._sessions is not None:
             await self._sessions.close()
@@ -233,32 +239,32 @@ class SandboxPool:
             workers=sum(worker.alive for worker in self._workers),
             live=self._run_slots.live,
             queued=self._run_slots.queued,
-            slots=self._run_slots.most,
+            slots=self._run_slots.maximum,
             restarts=self._restarts,
             finished=self._finished,
             sessions=self._sessions.live if self._sessions is not None else 0,
         )
 
     async def check(self) -> None:
-        """Raise SandboxError unless the pool does its work."""
+        """Run a small program. Raises SandboxError if that fails."""
         self._require_running()
         assert self._sessions is not None
-        look = self.run("print(6 * 7)") if self._workers else self._sessions.run_isolated("print(6 * 7)")
+        program = self.run("print(6 * 7)") if self._workers else self._sessions.run_isolated("print(6 * 7)")
         try:
-            result = await asyncio.wait_for(look, _CHECK_SECONDS)
+            result = await asyncio.wait_for(program, _CHECK_SECONDS)
         except asyncio.TimeoutError as error:
             raise SandboxError(f"no answer from the sandbox within {_CHECK_SECONDS:g} s") from error
         if result.stdout != "42\n":
             raise SandboxError(f"the sandbox answered {result.output[:200]!r} to print(6 * 7)")
 
     def session(self, *, limits: SessionLimits | None = None, files: Mapping[str, bytes] = _NO_FILES) -> Session:
-        """A session: Python state, files and programs of one trajectory. `start` it, or use it as a context manager. It
-        holds all warm modules, and the pool's policy.
+        """Make a session: Python state, files and programs of one trajectory, with all warm modules and the policy.
 
-        `limits`: by default the pool's own, with the defaults of `SessionLimits` for the rest. `files`: put into its
-        folder first; content by path within the folder. Raises ConfigError if a file name would leave the folder or the
-        files exceed the disk limit, IsolationError if the isolation in force is ``none``, and SandboxError if the pool
-        is not running.
+        Start it with `start`, or use it as a context manager. `limits` default to those of the pool, and to
+        `SessionLimits` for the other fields. `files` (content by path) are written to its folder first.
+
+        Raises ConfigError if a file name would leave the folder or the files exceed the disk limit, IsolationError if
+        the isolation is ``none``, and SandboxError if the pool is not running.
         """
         self._require_running()
         assert self._sessions is not None
@@ -273,14 +279,14 @@ class SandboxPool:
         fetch_files: Sequence[str] = (),
         limits: Limits | None = None,
     ) -> RunResult:
-        """Run a Python program to its end or to a limit. Cancelling kills it.
+        """Run a Python program until it ends or hits a limit. Cancelling kills it.
 
-        `stdin` is empty by default, so that `input()` raises EOFError. `files`: put into its folder first; content by
-        path within the folder. `fetch_files`: paths within its folder to bring back, if they are there at the end.
-        `limits`: instead of the pool's own.
+        `stdin` is empty by default, so that `input()` raises EOFError. `files` (content by path) are written to the
+        run's folder first, and those of `fetch_files` that exist at the end are returned. `limits` override the pool's.
 
-        Raises ConfigError if a file name would leave the folder, or code and files exceed the disk limit; SandboxError
-        if the sandbox failed or is full: `retryable` says whether the code certainly did not run.
+        Raises ConfigError if a file name would leave the folder, or code and files exceed the disk limit, and
+        SandboxError if the sandbox failed or its queue is full; it is `retryable` only if the code certainly did not
+        run.
         """
         limits = limits or self.limits
         check_names(files, fetch_files)
@@ -294,7 +300,7 @@ class SandboxPool:
                 raise SandboxError(str(error), retryable=True) from error
         slot = await self._run_slots.enter()
         try:
-            tier = suited_to((source, *files.values()), self._holds)
+            tier = choose_tier((source, *files.values()), self._modules_by_tier)
             return await self._attempt(lambda: JobFiles(source, text, files), tier, limits, fetch_files)
         except OSError as error:
             raise SandboxError(f"no memory or file descriptors for a run: {error}") from error
@@ -308,7 +314,7 @@ class SandboxPool:
     async def _attempt(
         self, new_job: Callable[[], JobFiles], tier: Tier, limits: Limits, fetch_files: Sequence[str]
     ) -> RunResult:
-        """Run the job; again, perhaps on another worker, if that does no harm."""
+        """Run the job, and repeat it after a failure of the sandbox if that has no side effects."""
         for attempt in range(1, _ATTEMPTS + 1):
             job = new_job()
             try:
@@ -328,14 +334,14 @@ class SandboxPool:
         raise AssertionError("unreachable")
 
     def _leaves_nothing(self, error: SandboxError) -> bool:
-        """Whether a run that had begun may begin again: an isolated one is gone with its forkserver, files and all."""
+        """Return whether a run that had started may be repeated: an isolated run and its files end with its worker."""
         return (
             isinstance(error, (WorkerExitedError, oom_kills.CollateralOomError)) and self.level.level is not Level.none
         )
 
     @contextlib.asynccontextmanager
     async def _worker(self, tier: Tier, *, alone: bool) -> AsyncIterator[Worker]:
-        """A worker for a run; `alone`: one that nothing else uses, so that nothing but the run can break it."""
+        """Provide a worker for a run. With `alone`, start one that no other run can break."""
         if not alone:
             yield await self._pick(tier)
             return
@@ -351,14 +357,17 @@ class SandboxPool:
                 await worker.close()
 
     async def _pick(self, tier: Tier) -> Worker:
-        """The live worker of `tier`, else of any, with the fewest runs; waits while all are being replaced."""
+        """Return the live worker of `tier`, or else of any tier, with the fewest runs.
+
+        Waits while all workers are being replaced. Raises SandboxError if none starts.
+        """
         deadline = time.monotonic() + START_SECONDS
         while True:
             alive = [worker for worker in self._workers if worker.alive]
             if alive:
                 return min(alive, key=lambda worker: (worker.setup.modules != tier, worker.live))
             if not self._replacements or time.monotonic() > deadline:
-                raise SandboxError("no forkserver lives, and none could be started in its place", retryable=True)
+                raise SandboxError("all forkservers exited, and no replacement could be started", retryable=True)
             await asyncio.wait(self._replacements, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
 
     async def _run_once(self, worker: Worker, job: JobFiles, limits: Limits, fetch_files: Sequence[str]) -> RunResult:
@@ -407,14 +416,14 @@ class SandboxPool:
             timer.cancel()
 
     def _give(self, group: RunGroup | None, *, gone: bool) -> None:
-        """As `ControlGroup.give`, where runs have groups."""
+        """Return a control group to the pool's, if there are groups. The arguments are those of `ControlGroup.give`."""
         if self._group is not None and group is not None:
             self._group.give(group, gone=gone)
 
     def _enforce_limits(
         self, group: RunGroup | None, limits: Limits, kill: Callable[[int], None]
     ) -> contextlib.AbstractContextManager[None]:
-        """Where runs have no groups, their forkserver looks after them."""
+        """Enforce the limits within the block. Without control groups, the forkserver does so."""
         if group is None:
             return contextlib.nullcontext()
         return self._enforcer.enforced(group, limits, kill)
@@ -438,7 +447,7 @@ class SandboxPool:
         )
 
     def _replace(self, dead: Worker) -> None:
-        """Called when a worker died: bury it and start another in its place."""
+        """Reap a worker that died, and start a replacement."""
         if self._closed:
             return
         task = asyncio.get_running_loop().create_task(self._restart(dead))
@@ -466,7 +475,7 @@ class SandboxPool:
 
 
 def _allow_open_files(count: int) -> None:
-    """Raise this process's soft limit to so many, or to the hard one."""
+    """Raise the soft limit of open files of this process to `count`, or to the hard limit."""
     soft, maximum = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = count if maximum == resource.RLIM_INFINITY else min(count, maximum)
     if soft != resource.RLIM_INFINITY and soft < count:
@@ -474,8 +483,10 @@ def _allow_open_files(count: int) -> None:
 
 
 def _compile_forkserver() -> None:
-    """Save each forkserver from compiling its own source, where that folder can be written to. It may not write there
-    itself, and what compiling leaves in its memory makes forks dearer."""
+    """Compile the source of the forkserver, if its folder is writable.
+
+    A forkserver cannot write there, and compiling its source itself would increase its memory and slow down forks.
+    """
     compileall.compile_dir(bubblewrap.INSIDE, quiet=2)
 
 
@@ -494,7 +505,7 @@ def _closing(fd: int) -> Iterator[None]:
 
 
 def _broke_its_sandbox(job: JobFiles, limits: Limits) -> RunResult:
-    """Of a run with which forkservers died each time, also one that it had to itself."""
+    """Return the result of a run whose forkservers all died, also the one that it had for itself."""
     return job.result(limits, exit_code=None, killed_by=signal.SIGKILL, limit_hit="sandbox")
 
 
@@ -510,5 +521,5 @@ def _limit_hit(ended: RunStatus, killed_by: int | None) -> str | None:
 
 
 def _memory_ceiling() -> int:
-    """Bytes for all runs of a pool together: nine tenths of the machine's memory."""
+    """Return the memory for all runs of a pool together in bytes: nine tenths of the machine's."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 9 // 10

@@ -1,4 +1,4 @@
-"""What one run gave."""
+"""Results of runs and of cells."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunResult:
-    """Everything that a caller can know of a run that ended, by itself or by a limit."""
+    """The output and the end of a finished run."""
 
     stdout: str
-    """What it wrote to stdout, up to the limit; bytes that are no UTF-8 are replaced by U+FFFD."""
+    """Text written to stdout, up to the limit. Bytes that are not UTF-8 are replaced by U+FFFD."""
     stderr: str
-    """The same of stderr."""
+    """The same for stderr."""
     output: str
-    """Both, interleaved as they were written."""
+    """Both streams, in the order of writing."""
     stdout_bytes: int
-    """Bytes written to stdout in all, kept or dropped."""
+    """Number of bytes written to stdout, including dropped ones."""
     stderr_bytes: int
-    """Bytes written to stderr in all, kept or dropped."""
+    """Number of bytes written to stderr, including dropped ones."""
     stdout_truncated: bool
     stderr_truncated: bool
     exit_code: int | None
@@ -28,37 +28,39 @@ class RunResult:
     signal: int | None
     """The signal that ended the run, or None if it exited."""
     limit_hit: str | None
-    """The limit that ended it: ``wall_seconds``, ``cpu_seconds`` or ``memory_bytes``; ``sandbox`` if it broke the
-    process that ran it, time and again and alone; None if it ended by itself."""
+    """The limit that ended the run: ``wall_seconds``, ``cpu_seconds`` or ``memory_bytes``; ``sandbox`` if it crashed
+    its forkserver repeatedly, also one that it had for itself; None if it ended by itself."""
     wall_seconds: float
-    """From the fork to the end of the run's first process."""
+    """Seconds from the fork to the end of the run's first process."""
     cpu_seconds: float = 0.0
-    """User and system time of the run's processes, set-up included."""
+    """User and system time of the run's processes, including the set-up."""
     peak_memory_bytes: int = 0
-    """Most resident memory of the largest process, the warmed interpreter's share included."""
+    """Maximum resident memory of the largest process, including the warm interpreter."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """The files that were asked for and were there, by the name asked for."""
+    """The requested files that existed, by the requested name."""
     stdout_raw: bytes = field(default=b"", repr=False)
-    """stdout byte for byte, up to the limit."""
+    """Bytes written to stdout, up to the limit."""
     stderr_raw: bytes = field(default=b"", repr=False)
-    """stderr byte for byte, up to the limit."""
+    """Bytes written to stderr, up to the limit."""
 
     @property
     def timed_out(self) -> bool:
-        """Whether the limit of wall or CPU time ended it."""
+        """Whether the limit of wall or CPU time ended the run."""
         return self.limit_hit in ("wall_seconds", "cpu_seconds")
 
     @property
     def ok(self) -> bool:
-        """Whether it ended by itself with exit code 0."""
+        """Whether the run ended by itself with exit code 0."""
         return self.exit_code == 0
 
 
 def written(
     stdout: bytes, stderr: bytes, stdout_bytes: int, stderr_bytes: int, output: bytes | None = None
 ) -> dict[str, Any]:
-    """The fields of a result that tell what was written, of what was kept and the bytes in all. `output`: both streams
-    in their order; by default stdout stands before stderr."""
+    """Return the fields of a result about its output, from the stored bytes and the numbers of bytes written.
+
+    `output` is both streams in the order of writing, by default stdout followed by stderr.
+    """
     texts = [stream.decode(errors="replace") for stream in (stdout, stderr)]
     return {
         "stdout": texts[0],
@@ -75,21 +77,24 @@ def written(
 
 @dataclass(frozen=True)
 class CellResult(RunResult):
-    """What one cell of a session gave. Its output is that of the cell alone."""
+    """The result of one cell of a session. Its output is that of this cell only."""
 
     state: str = "kept"
-    """What became of the session's Python state. ``kept``: it is as the cell left it, also after an exception.
-    ``rolled_back``: the cell did not come to its end, and variables and modules are as they were before it; what it
-    wrote to files, shared maps, pipes and sockets stays. ``lost``: all variables are gone, and the next cell starts
-    with a fresh interpreter."""
+    """The session's Python state after the cell.
+
+    - ``kept``: as the cell left it, also after an exception.
+    - ``rolled_back``: the cell was stopped, and variables and modules are as before it. What it wrote to files, shared
+      memory, pipes and sockets remains.
+    - ``lost``: all variables are lost, and the next cell starts with a fresh interpreter.
+    """
     ended_threads: int = 0
-    """Threads that the cell left running, and that were ended with it."""
+    """Number of threads that the cell left running and that were ended."""
     ended_processes: int = 0
-    """Processes of the same kind."""
+    """Number of processes that the cell left running and that were ended."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a model should know of the state besides the cell's output, in sentences; often nothing."""
+        """Sentences about the state for the model, in addition to the output. Usually none."""
         state = {
             "kept": "",
             "rolled_back": "Variables and modules are as they were before this cell; "

@@ -1,4 +1,4 @@
-"""Who may run now: the queue before a pool, and the slots in it."""
+"""Queue and slots for the runs of a pool."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from collections import deque
 from verl_tool.errors import SandboxError
 
 SHORT_SECONDS = 1.0
-"""A run that lasts longer leaves its slot on the cores to the next in line, so that a few that hang do not hold up all
-others: it then counts only among those that may go on at once."""
+"""A run that takes longer gives its slot for short runs to the next one, so that a few hanging runs do not block all
+others. It still counts towards the maximum number of runs."""
 
 
 class RunSlot:
+    """The slot of one run."""
+
     def __init__(self) -> None:
         self.is_short = True
         self.timer: asyncio.TimerHandle | None = None
 
 
 class RunSlots:
-    """Slots for short runs and for all, and the queue for them, first come, first served."""
+    """Slots for short runs and for all runs, given in the order of arrival."""
 
-    def __init__(self, short: int, most: int, max_queued: int) -> None:
-        """At most `most` runs go on at once, `short` of them not yet older than `SHORT_SECONDS`."""
-        self.most = most
+    def __init__(self, short: int, maximum: int, max_queued: int) -> None:
+        """At most `maximum` runs at the same time, of which at most `short` are younger than `SHORT_SECONDS`."""
+        self.maximum = maximum
         self.live = 0
         self._short_slots, self._max_queued = short, max_queued
         self._short = 0
@@ -34,7 +36,7 @@ class RunSlots:
         return len(self._queue)
 
     async def enter(self) -> RunSlot:
-        """Take a slot, in turn; to be given to `leave`. Raises SandboxError if too many wait already."""
+        """Wait for a slot and take it. Pass it to `leave` afterwards. Raises SandboxError if the queue is full."""
         if not self._queue and self._has_capacity():
             return self._take()
         if len(self._queue) >= self._max_queued:
@@ -45,7 +47,7 @@ class RunSlots:
             return await ticket
         except asyncio.CancelledError:
             if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
-                self.leave(ticket.result())  # the slot was ours already
+                self.leave(ticket.result())  # the slot was assigned already
             raise
 
     def leave(self, slot: RunSlot) -> None:
@@ -56,14 +58,14 @@ class RunSlots:
         self._admit()
 
     def close(self, error: Exception) -> None:
-        """Tell all who wait that there is nothing to wait for."""
+        """Raise `error` in all waiting calls of `enter`."""
         for ticket in self._queue:
             if not ticket.done():
                 ticket.set_exception(error)
         self._queue.clear()
 
     def _has_capacity(self) -> bool:
-        return self._short < self._short_slots and self.live < self.most
+        return self._short < self._short_slots and self.live < self.maximum
 
     def _take(self) -> RunSlot:
         self.live += 1

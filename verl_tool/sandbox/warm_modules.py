@@ -1,7 +1,8 @@
-"""Which modules the forkservers hold, and which forkserver suits a program.
+"""Choose the modules that forkservers import in advance, and the forkserver for a program.
 
-A run that imports numpy or sympy itself pays 100 or 500 ms of CPU; a fork of what holds them already, 0.5 to 2 ms more
-than a bare one. So forkservers come in *tiers*, each with more in it than the one before.
+A run that imports numpy or sympy itself needs 100 or 500 ms of CPU time. Forking a process that has imported them takes
+only 0.5 to 2 ms longer than forking a bare one. Therefore there are several kinds of forkservers (*tiers*), each with
+more modules than the one before.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ _BASIC = (
 )
 _STANDARD = ("dataclasses", "datetime", "decimal", "fractions", "json", "random", "statistics", "threading")
 WARM_MODULES = (*_BASIC, *_STANDARD, "numpy", "sympy")
-"""What a pool warms unless it is told otherwise; what is not installed is left out."""
+"""Default of a pool. Modules that are not installed are skipped."""
 
-_LOOKED_AT = 1 << 16
-"""Bytes of a text that are searched for imports."""
+_SEARCHED_BYTES = 1 << 16
+"""Number of bytes of a text that are searched for imports."""
 _IMPORT = re.compile(rb"\bfrom[ \t]+([\w.]+)[ \t]+import\b|\bimport[ \t]+([\w., \t]+)")
 
 
 def tiers_of(warm: Sequence[str], always: Sequence[str] = ()) -> tuple[Tier, ...]:
-    """Tiers for the modules `warm`, smallest first, all of them with `always`.
+    """Divide the modules `warm` into tiers, smallest first. Each tier contains `always`.
 
-    The first holds nothing else, the next what many programs import, then all of the standard library, the first module
-    from elsewhere, and everything.
+    The first tier contains nothing else. The second adds common modules, the third the rest of the standard library,
+    the fourth the first other module, and the last everything.
     """
     standard = [name for name in warm if _is_standard(name)]
     others = [name for name in warm if not _is_standard(name)]
@@ -40,31 +41,32 @@ def tiers_of(warm: Sequence[str], always: Sequence[str] = ()) -> tuple[Tier, ...
 
 
 def imported_by(text: bytes) -> set[str]:
-    """Top-level names of the modules that a program's beginning seems to import."""
+    """Return the top-level names of the modules that the beginning of a program appears to import."""
     names = set()
-    for source, listed in _IMPORT.findall(text[:_LOOKED_AT]):
+    for source, listed in _IMPORT.findall(text[:_SEARCHED_BYTES]):
         for each in listed.split(b",") if listed else (source,):
             words = each.split()
             names.add(words[0].partition(b".")[0].decode() if words else "")
     return names - {""}
 
 
-def suited_to(texts: Iterable[bytes], holds: Mapping[Tier, frozenset[str]]) -> Tier:
-    """The smallest tier that holds what a program imports. A guess that spares time: all of them can import the same.
+def choose_tier(texts: Iterable[bytes], modules_by_tier: Mapping[Tier, frozenset[str]]) -> Tier:
+    """Return the smallest tier that contains what a program imports.
 
-    `texts`: the program and its files. `holds`: for each tier, smallest first, the top-level names of what is in it.
+    A wrong guess costs only time, since a program can import anything in any tier. `texts` are the program and its
+    files. `modules_by_tier` lists, for each tier from the smallest, the top-level names of the modules in it.
     """
-    *_, largest = holds
-    elsewhere = {name for name in largest if not _is_standard(name)}
+    *_, largest = modules_by_tier
+    third_party = {name for name in largest if not _is_standard(name)}
     imported: set[str] = set()
     for text in texts:
-        imported |= imported_by(text) | {name for name in elsewhere if name.encode() in text}
-    for tier, held in holds.items():
-        if imported <= held:
+        imported |= imported_by(text) | {name for name in third_party if name.encode() in text}
+    for tier, modules in modules_by_tier.items():
+        if imported <= modules:
             return tier
-    # What none holds has imports of its own: some of them are in any tier but the bare one.
-    known = imported & holds[largest]
-    return next((tier for tier in list(holds)[1:] if known <= holds[tier]), largest)
+    # A module that is in no tier imports common modules itself, so that the bare tier is never the best.
+    known = imported & modules_by_tier[largest]
+    return next((tier for tier in list(modules_by_tier)[1:] if known <= modules_by_tier[tier]), largest)
 
 
 def _is_standard(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""One forkserver, as the pool sees it."""
+"""The pool's side of one forkserver."""
 
 from __future__ import annotations
 
@@ -25,56 +25,59 @@ from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.policy import Policy
 
 START_SECONDS = 60.0
-"""For a forkserver to start and to import the warm modules."""
+"""Time for a forkserver to start and to import the warm modules."""
 _END_SECONDS = 5.0
 _CHANNEL_BYTES = 1 << 20
 _UID_BASE = 1 << 28
 _UIDS_PER_WORKER = 1 << 9
-"""Runs have uids of their own, for the kernel counts processes by uid. They are far above any that a host gives out,
-and derived from the worker's pid, so that pools on one machine do not share them."""
+"""Each run has a uid of its own, because the kernel counts processes by uid. The uids are far above those of a host's
+users. They are derived from the worker's pid, so that pools on one machine do not share them."""
 MAX_SLOTS = _UIDS_PER_WORKER
 _SESSION_UID_BASE, _SESSION_UIDS, _SESSION_WORKERS = 1 << 30, 1 << 12, 1 << 17
-"""The same for workers of sessions, of which one holds more."""
+"""The same for the workers of sessions, which have more slots."""
 MAX_SESSION_SLOTS = _SESSION_UIDS
 
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What all workers of a pool have in common."""
+    """Settings of a worker."""
 
     interpreter: Interpreter
     isolation: Isolation
     policy: Policy
     modules: tuple[str, ...]
     slots: int
-    """Runs at once in one worker."""
+    """Maximum number of concurrent runs in one worker."""
     group: ControlGroup | None
-    """Holds all workers of the pool, where the host lets us make one."""
+    """Control group of all workers of the pool, None if the host does not allow any."""
     sessions: bool = False
-    """Whether its runs are those of sessions."""
+    """Whether the worker runs sessions."""
 
 
 @dataclass(frozen=True)
 class RunStatus:
+    """How a run ended."""
+
     reached: bool
+    """Whether the user's code was reached."""
     gone: bool
-    """Whether nothing is left of it. Else the kernel is still at it, and what counts the run must not be used again."""
+    """Whether all processes of the run have exited. If not, its control group must not be used again."""
     limit_hit: str | None
     status: int
-    """As of waitpid."""
+    """Exit status as in `os.waitpid`."""
     wall_seconds: float
     cpu_seconds: float
     peak_memory_bytes: int
     folder_fd: int
-    """The run's folder, to be closed by the receiver; -1 if it was not asked for or is gone."""
+    """Descriptor of the run's folder, which the receiver closes; -1 if it was not requested or does not exist."""
 
 
 class WorkerExitedError(SandboxError):
-    """The forkserver died with the run in it, or before it took the run."""
+    """The forkserver exited during the run, or before it accepted the run."""
 
 
 class Worker:
-    """A live forkserver and the runs in it. `start` it once; when it dies, `on_death` is called once."""
+    """A forkserver and its runs. Call `start` once. When the forkserver dies, `on_death` is called once."""
 
     def __init__(self, setup: WorkerSetup, on_death: Callable[[Worker], None]) -> None:
         self.setup = setup
@@ -83,29 +86,31 @@ class Worker:
         self._waiting: dict[int, asyncio.Future[RunStatus]] = {}
         self._scratch: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         self.alive = False
         self.loaded: list[str] = []
         self.missing: dict[str, str] = {}
-        """Warm modules that could not be imported, and why."""
-        self.holds: frozenset[str] = frozenset()
-        """Top-level names of all modules in it, warm or its own."""
+        """Warm modules that could not be imported, and the reasons."""
+        self.modules: frozenset[str] = frozenset()
+        """Top-level names of all imported modules."""
         self.resident_bytes = 0
-        """Memory of the warm interpreter, which each run starts with and may copy."""
+        """Memory of the warm interpreter, with which each run starts and which it may copy."""
 
     @property
     def live(self) -> int:
-        """Runs in it now."""
+        """Number of runs in progress."""
         return len(self._waiting)
 
     @property
     def pid(self) -> int | None:
-        """Process id of its outermost process."""
+        """Process id of the outermost process."""
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Start the forkserver and wait until it is warm. Raises IsolationError if it cannot do its work here, and
-        SandboxError if it did not get ready in time."""
+        """Start the forkserver and wait until it is warm.
+
+        Raises IsolationError if it cannot work on this machine, and SandboxError if it is not ready in time.
+        """
         local, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel = local
         local.setblocking(False)
@@ -121,7 +126,7 @@ class Worker:
         if "error" in answer:
             await self.close()
             raise IsolationError(f"a forkserver could not start: {answer['error']}")
-        self.loaded, self.missing, self.holds = answer["loaded"], answer["missing"], frozenset(answer["holds"])
+        self.loaded, self.missing, self.modules = answer["loaded"], answer["missing"], frozenset(answer["holds"])
         self.resident_bytes = answer["resident"]
         self.alive = True
         asyncio.get_running_loop().add_reader(local.fileno(), self._receive)
@@ -143,12 +148,12 @@ class Worker:
             env=_environment(setup),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=self._complaints,
+            stderr=self._stderr,
             start_new_session=True,
         )
 
     async def _introduce(self) -> dict:
-        """Tell the forkserver how to start; its answer."""
+        """Send the forkserver its settings and return its answer."""
         assert self._process is not None
         setup, policy = self.setup, self.setup.policy
         config = {
@@ -170,13 +175,13 @@ class Worker:
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self._channel, wire.first_message(config))
         answer = await loop.sock_recv(self._channel, _CHANNEL_BYTES)
-        return wire.read_first_message(answer) if answer else {"error": self._complaint()}
+        return wire.read_first_message(answer) if answer else {"error": self._read_stderr()}
 
-    def _complaint(self) -> str:
-        """The last of what the forkserver wrote to its stderr before it died."""
-        self._complaints.seek(0)
-        text = self._complaints.read().decode(errors="replace").strip()
-        return text[-2000:] or "it ended without a word"
+    def _read_stderr(self) -> str:
+        """Return the end of what the forkserver wrote to stderr."""
+        self._stderr.seek(0)
+        text = self._stderr.read().decode(errors="replace").strip()
+        return text[-2000:] or "it exited without a message"
 
     def begin(
         self,
@@ -188,11 +193,13 @@ class Worker:
         box: int = 0,
         streams: Sequence[int] = (),
     ) -> tuple[int, asyncio.Future[RunStatus]]:
-        """Hand a run to the forkserver; return its id, and a future of its end: a `RunStatus`, or a
-        `WorkerExitedError`. `fetch`: whether its folder is asked for. `group`: what counts it. `kind` and `box`: see
-        `wire.RUN`. `streams`: its stdout, stderr and stdin, instead of the job's.
+        """Send a run to the forkserver. Return its id and a future of its `RunStatus`.
 
-        Raises WorkerExitedError if the forkserver is dead; the run has not begun.
+        `fetch` requests the run's folder. `group` is its control group. For `kind` and `box` see `wire.RUN`. `streams`
+        (stdout, stderr and stdin) replace those of the job.
+
+        Raises WorkerExitedError if the forkserver has exited; the run has not started then. If it exits later, the
+        future raises this error.
         """
         run_id = next(self._ids)
         procs_files = group.procs_files() if group is not None else []
@@ -216,24 +223,24 @@ class Worker:
             fds = [job.fds[0], *streams] if streams else job.fds
             socket.send_fds(self._channel, [message], [*fds, *procs_files])
         except OSError as error:
-            raise WorkerExitedError(f"a forkserver takes no more runs: {error}", retryable=True) from error
+            raise WorkerExitedError(f"a forkserver accepts no more runs: {error}", retryable=True) from error
         future: asyncio.Future[RunStatus] = asyncio.get_running_loop().create_future()
         self._waiting[run_id] = future
         return run_id, future
 
     def abandon(self) -> None:
-        """Kill the forkserver, which does not answer any more; its death is then noticed as any other."""
+        """Kill a forkserver that does not answer. Its death is then handled like any other."""
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def kill(self, run_id: int, reason: int = wire.CANCELLED) -> None:
-        """End a run early, for a limit that `wire` numbers; its future still tells when it is over."""
-        with contextlib.suppress(OSError):  # a dead forkserver has taken its runs with it
+        """End a run early. `reason` is the number of a limit in `wire`. Its future is set as usual."""
+        with contextlib.suppress(OSError):  # the runs of a dead forkserver have ended already
             self._channel.send(wire.KILL.pack(wire.OP_KILL, run_id, reason))
 
     def drop(self, box: int) -> None:
-        """Let go of a box; nothing is left of its runs."""
+        """Remove a box, whose runs have all ended."""
         with contextlib.suppress(OSError):
             self._channel.send(wire.KILL.pack(wire.OP_DROP, box, 0))
 
@@ -265,7 +272,7 @@ class Worker:
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():
-                future.set_exception(WorkerExitedError("a forkserver died with the run in it", retryable=False))
+                future.set_exception(WorkerExitedError("a forkserver died during the run", retryable=False))
         self._on_death(self)
 
     def _stop_reading(self) -> None:
@@ -274,7 +281,7 @@ class Worker:
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
 
     async def close(self) -> None:
-        """End the forkserver and all that runs in it."""
+        """End the forkserver and all its runs."""
         self._stop_reading()
         self._channel.close()
         for future in self._waiting.values():
@@ -285,11 +292,11 @@ class Worker:
             await asyncio.to_thread(self._reap, self._process)
         if self._scratch is not None:
             await asyncio.to_thread(shutil.rmtree, self._scratch, True)
-        self._complaints.close()
+        self._stderr.close()
 
     @staticmethod
     def _reap(process: subprocess.Popen[bytes]) -> None:
-        # A forkserver that is busy has no reason to be waited for: its own death takes all its runs along.
+        # There is no need to wait for a busy forkserver: the kernel ends its runs with it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -297,14 +304,14 @@ class Worker:
 
 
 def _uid_base(setup: WorkerSetup, pid: int) -> int:
-    """The user of a worker's first slot."""
+    """Return the uid of a worker's first slot."""
     if setup.sessions:
         return _SESSION_UID_BASE + pid % _SESSION_WORKERS * _SESSION_UIDS
     return _UID_BASE + pid * _UIDS_PER_WORKER
 
 
 def _environment(setup: WorkerSetup) -> dict[str, str]:
-    """All that runs find in `os.environ`, but for LD_BIND_NOW, which the forkserver keeps to itself."""
+    """Return the environment of runs, and LD_BIND_NOW, which only the forkserver sees."""
     folder = os.path.dirname(setup.interpreter.executable)
     if setup.isolation.level is not Level.none:
         folder = bubblewrap.place(folder)

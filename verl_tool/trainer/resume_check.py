@@ -117,7 +117,8 @@ def check_same_run(config: DictConfig) -> None:
         return
     try:
         earlier = OmegaConf.load(saved)
-        found = differences(leaves(OmegaConf.to_container(earlier, resolve=True)), leaves(_resolved(config)))
+        before, now = (leaves(OmegaConf.to_container(each, resolve=True)) for each in (earlier, config))
+        found = differences(before, now)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{saved}, by which {folder} was trained, cannot be read: {error}") from error
     if found:
@@ -156,7 +157,3 @@ def _place(name: str, value: Any) -> Any:
 
 def _within(name: str, groups: tuple[str, ...]) -> bool:
     return any(name == group or name.startswith(f"{group}.") for group in groups)
-
-
-def _resolved(config: DictConfig) -> Any:
-    return OmegaConf.to_container(config, resolve=True)

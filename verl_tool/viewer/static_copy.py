@@ -28,6 +28,7 @@ MODULES = (
     "chart",
     "branches",
     "branching",
+    "session",
     "trajectory",
     "group",
     "runs",

@@ -198,7 +198,7 @@ def test_rows_of_ones_own_and_managers_of_verls_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [(None, "there is no file"), ("x = 1", "it has none"), ("import no_such_module", "cannot be imported")],
+    [(None, "does not exist"), ("x = 1", "it has none"), ("import no_such_module", "cannot be imported")],
 )
 def test_what_cannot_be_attacked_is_told(tmp_path: Path, text: str | None, words: str) -> None:
     mine = tmp_path / "mine.py"
@@ -207,5 +207,8 @@ def test_what_cannot_be_attacked_is_told(tmp_path: Path, text: str | None, words
     result = attacked(str(mine))
     assert result.exit_code == 2
     assert words in " ".join(result.output.split())
-    assert attacked("no_such_manager").exit_code == 2
-    assert attacked("gsm8k", "--option", "no_such_option=1").exit_code == 2
+
+
+@pytest.mark.parametrize("arguments", [("no_such_manager",), ("gsm8k", "--option", "no_such_option=1")])
+def test_unknown_managers_and_options_are_rejected(arguments: tuple[str, ...]) -> None:
+    assert attacked(*arguments).exit_code == 2

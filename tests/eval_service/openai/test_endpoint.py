@@ -650,4 +650,57 @@ async def test_a_session_of_an_agent_is_recorded_next_to_the_endpoints_own_answe
                 await http.post("/v1/chat/completions", json={"model": MODEL, "messages": QUESTION})
             ).status_code == 401
     rollout = Trajectory.from_json(json.dumps(finished["trajectory"]))
-    assert (rollout.model_text, rollout.reward) == ("Warm.", 1.0)
+    assert (rollout.model_text, rollout.reward) == ("Warm.<|im_end|>", 1.0)
+
+
+async def open_session(live: LiveEndpoint, **options: Any) -> openai.AsyncOpenAI:
+    """A client of a new session."""
+    async with httpx.AsyncClient(base_url=live.url) as http:
+        opened = (await http.post("/sessions", json=options)).json()
+    agent = openai.AsyncOpenAI(base_url=live.url + opened["paths"]["openai"], api_key=opened["key"], max_retries=0)
+    live.clients.append(agent)
+    return agent
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_session_waits_in_the_endpoints_queue_and_is_rejected_when_it_is_full(stream: bool) -> None:
+    limits = {"options": {"max_concurrent_trajectories": 1}, "max_queued": 1}
+    async with live_endpoint(lambda text: "x" * 100, pause=0.01, **limits) as live:
+        chat = asyncio.ensure_future(client_of(live).chat.completions.create(model=MODEL, messages=QUESTION))
+        await until(lambda: live.engine.running == 1)
+        # Its own limit holds for sampling, not for the wait before it.
+        waiting = await open_session(live, answer_seconds=2.0)
+        answer = asyncio.ensure_future(waiting.chat.completions.create(model="any", messages=QUESTION))
+        admission = live.endpoint.service.admission
+        await until(lambda: admission.queued == 1)
+        rejected = await open_session(live)
+        with pytest.raises(openai.InternalServerError, match="queue is full") as error:
+            await rejected.chat.completions.create(model="any", messages=QUESTION, stream=stream)
+        assert error.value.status_code == 503
+        assert error.value.response.headers["retry-after"] == "1"
+        assert live.engine.running == 1
+        assert (await answer).choices[0].message.content == (await chat).choices[0].message.content == "x" * 100
+        assert live.engine.most_running == 1
+        assert admission.inside == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_of_a_session_beyond_the_endpoints_deadline_is_stopped(stream: bool) -> None:
+    async with live_endpoint(lambda text: "x" * 500, pause=0.01, request_timeout_seconds=0.3) as live:
+        agent = await open_session(live)
+        with pytest.raises(openai.InternalServerError, match=r"no answer within 0\.3 s") as error:
+            await agent.chat.completions.create(model="any", messages=QUESTION, stream=stream)
+        assert error.value.status_code == 504
+        assert (live.engine.running, live.engine.cancelled, live.endpoint.service.admission.inside) == (0, 1, 0)
+
+
+async def test_answers_of_sessions_are_in_the_metrics() -> None:
+    async with live_endpoint(lambda text: "Warm.") as live:
+        agent = await open_session(live, max_tokens=3)
+        answer = await agent.chat.completions.create(model="any", messages=QUESTION)
+        async with httpx.AsyncClient(base_url=live.url) as http:
+            text = (await http.get("/metrics")).text
+    assert answer.usage is not None
+    assert f'verl_tool_eval_tokens_total{{author="prompt"}} {answer.usage.prompt_tokens:.1f}' in text
+    assert 'verl_tool_eval_tokens_total{author="model"} 3.0' in text
+    assert 'verl_tool_eval_answers_total{stop="max_response_length"} 1.0' in text

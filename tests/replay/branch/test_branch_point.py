@@ -108,6 +108,7 @@ PLAIN = trajectory(0, "Buy.", TURNS, None)
         (stored(PLAIN, None), 1, None, "no row"),
         (stored(with_image(PLAIN)), 1, None, "has images"),
         (stored(replace(PLAIN, calls=(replace(PLAIN.calls[0], agent=1), *PLAIN.calls))), 1, None, "has sub-agents"),
+        (stored(replace(PLAIN, extra={"session": {}})), 1, None, "only that agent could go on"),
         (stored(replace(PLAIN, contexts=(RowContext((1,), "window"),))), 1, None, "was fed 2 contexts"),
         (stored(PLAIN), 0, None, "give --turn 1 to 3"),
         (stored(PLAIN), 4, None, "give --turn 1 to 3"),

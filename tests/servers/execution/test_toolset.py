@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 
 import pytest
-from toy_tools import Ledger, Puppet, text, until
+from toy_tools import Ledger, Puppet, running, text, until
 
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.formats import Call
@@ -16,16 +14,6 @@ from verl_tool.protocol import FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.admission import Admission
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
-
-
-@asynccontextmanager
-async def running(tools: Sequence[Tool], **options: object) -> AsyncIterator[ToolSet]:
-    toolset = ToolSet(tools, **options)  # type: ignore[arg-type]
-    await toolset.start()
-    try:
-        yield toolset
-    finally:
-        await toolset.close(grace_seconds=1.0)
 
 
 def say(words: str) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from toy_tools import Ledger, Puppet, text, until
+from toy_tools import Ledger, Puppet, running, text, until
 
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind, StepRequest, StepResult
@@ -30,16 +29,6 @@ class Hoard(Tool):
 
     async def run(self, call: Call, context: Context) -> ToolResult:
         return ToolResult("kept")
-
-
-@asynccontextmanager
-async def running(tools: Sequence[Tool], **options: Any) -> AsyncIterator[ToolSet]:
-    toolset = ToolSet(tools, **options)
-    await toolset.start()
-    try:
-        yield toolset
-    finally:
-        await toolset.close(grace_seconds=1.0)
 
 
 async def noted(toolset: ToolSet, trajectory_id: str, words: str, step: int | None = None) -> str:

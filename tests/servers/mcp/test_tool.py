@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import toy_mcp_server
 from toy_mcp import TOY, programs, tools_of, toy
-from toy_tools import text, until
+from toy_tools import running, text, until
 
 from verl_tool.content.parts import from_wire
 from verl_tool.errors import ConfigError, VerlToolError
@@ -28,12 +28,8 @@ pytestmark = pytest.mark.slow
 
 @asynccontextmanager
 async def serving(config: McpConfig, **options: Any) -> AsyncIterator[ToolSet]:
-    toolset = ToolSet(await tools_of(config), **options)
-    await toolset.start()
-    try:
+    async with running(await tools_of(config), **options) as toolset:
         yield toolset
-    finally:
-        await toolset.close(grace_seconds=1.0)
 
 
 async def ask(
@@ -326,4 +322,4 @@ class TestConfig:
         for settings in ({}, {"sandbox": True}):
             found = (await ask_all(toy(command="no-such-program", **settings)))["toy"]
             assert isinstance(found, ConfigError)
-            assert "MCP server toy: there is no program 'no-such-program'" in str(found)
+            assert "MCP server toy: program 'no-such-program' was not found" in str(found)

@@ -111,7 +111,7 @@ async def test_what_a_tool_answers_beside_text(live: Live) -> None:
         both = await client.call_tool("puppet", {"input": "pictures 1 2"})
         assert both.content[0].text == "see <image><image> above"
         assert [(each.type, each.mime_type) for each in both.content[1:]] == [("image", "image/png")] * 2
-        with pytest.raises(MCPError, match="tool puppet answers with an image that is no data URI"):
+        with pytest.raises(MCPError, match="tool puppet answers with an image that is not a data URI"):
             await client.call_tool("puppet", {"input": "image of a cat"})
         assert (await client.call_tool("puppet", {"input": "reward 0.5"})).meta[REWARD_META] == 0.5
         assert (await client.call_tool("puppet", {"input": "end well"})).meta[DONE_META] is True

@@ -7,6 +7,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Iterator
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ from verl.trainer.ppo.v1 import replay_buffer as verl_replay  # noqa: E402
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, get_trainer_cls  # noqa: E402
 from verl_loop import composed  # noqa: E402
 
+from verl_tool.agent_loop.generators.removed_engine import ChangingEnginesClient  # noqa: E402
 from verl_tool.agent_loop.trajectory import REWARD_FAULT  # noqa: E402
 from verl_tool.agent_workers import rollout_worker  # noqa: E402
 from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker  # noqa: E402
@@ -93,6 +95,14 @@ def test_the_detached_worker_is_ours_and_remembers_weights():
     assert AgentDetachActorWorker.update_weights is AgentActorRolloutRefWorker.update_weights
     for name in ("restore_model_from_cpu", "clear_cpu_model"):
         assert getattr(AgentDetachActorWorker, name) is getattr(DetachActorWorker, name)
+
+
+@pytest.mark.skipif(version("verl") != "0.9.0", reason="its engines reject requests that come too late")
+def test_requests_to_separate_engines_leave_one_that_is_removed():
+    register_agent_trainer("separate_async")
+    trainer = object.__new__(get_trainer_cls("separate_async"))
+    trainer.standalone_server_manager = SimpleNamespace(get_client=lambda client_cls: client_cls)
+    assert trainer.get_llm_client() is ChangingEnginesClient
 
 
 BATCH = 4

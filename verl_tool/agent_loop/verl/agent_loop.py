@@ -326,7 +326,7 @@ class VerlToolAgentLoop(AgentLoopBase):
     ) -> list[ToolLoopOutput]:
         """What an earlier run stored of this row."""
         trajectory = stored.next(None if index is None else int(index), validation=validation)
-        record = replace(trajectory, trajectory_id=os.urandom(16).hex(), extra=trajectory.row)
+        record = replace(trajectory, trajectory_id=os.urandom(16).hex(), extra=trajectory.sampled_extra)
         use = EngineUse(first_version=step, last_version=step)
         with_log_probs = bool(self.config.actor_rollout_ref.rollout.calculate_log_probs)
         formats = self._worker.formats.all

@@ -91,7 +91,7 @@ class StoredStep:
         faults = {REWARD_FAULT: "reward_fault", POLICY_INDUCED: "provoked"}
         description = {name: str(stored.extra.get(recorded) or "") for name, recorded in faults.items()} | info
         reward = 0.0 if stored.reward is None else stored.reward - bonus
-        return Graded(replace(stored.ungraded(), extra=stored.row), reward, description)
+        return Graded(replace(stored.ungraded(), extra=stored.sampled_extra), reward, description)
 
 
 def stored_steps(folder: Path) -> list[int]:

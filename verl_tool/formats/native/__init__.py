@@ -1,4 +1,4 @@
-"""Formats that instruct models are trained on, as their chat templates write them. One file a family."""
+"""Tool-call formats of instruct models, as their chat templates write them. One file per model family."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""DeepSeek's calls, between the tokens of V3, R1 and V3.1.
+"""Tool calls of DeepSeek V3, R1 and V3.1, between control tokens.
 
     V3, R1: <｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME, then a fenced JSON object, <｜tool▁call▁end｜>
     V3.1:   <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{json}<｜tool▁call▁end｜>
 
-All calls of a turn stand between ``<｜tool▁calls▁begin｜>`` and ``<｜tool▁calls▁end｜>``.
+All calls of a turn are enclosed in ``<｜tool▁calls▁begin｜>`` and ``<｜tool▁calls▁end｜>``.
 
 Source: the chat templates of DeepSeek-V3, DeepSeek-R1-0528 and DeepSeek-V3.1, and vLLM's parsers ``deepseek_v3`` and
 ``deepseek_v31``.
@@ -28,7 +28,7 @@ _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(?P<json>.*)\n[ \t]*```\s*", re.DO
 
 
 class DeepSeekFormat(DelimitedFormat):
-    """A name and JSON, which is fenced in V3 and R1."""
+    """A name and JSON arguments, which are in a code fence in V3 and R1."""
 
     name = "deepseek"
     stop: tuple[str, ...] = (SECTION_END,)

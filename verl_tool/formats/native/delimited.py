@@ -1,7 +1,7 @@
-"""Calls between control tokens, their name before their JSON arguments: Kimi's and DeepSeek's.
+"""Base of Kimi's and DeepSeek's formats: calls between control tokens, with a name before the JSON arguments.
 
-A call ends at its closing token, or at what else can only stand behind it, or at the end of the text: engines leave out
-the token at which they stop.
+A call ends at its closing token, at a token that can only follow a call, or at the end of the text, since engines leave
+out the token at which they stop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class DelimitedFormat(ToolResponseFormat):
     opening: str
     closing: str
     behind: tuple[str, ...]
-    """What else ends a call: it belongs to what follows."""
+    """Further tokens that end a call, and that do not belong to it."""
 
     def __init__(self) -> None:
         self._scanner = Scanner(re.escape(self.opening), (self.opening,), OBSERVATION, THOUGHTS)
@@ -33,7 +33,7 @@ class DelimitedFormat(ToolResponseFormat):
 
     @abstractmethod
     def _read(self, body: str) -> tuple[json_call.JsonCall, str | None]:
-        """What stands between the tokens, and the call's id if it has one."""
+        """Parse the text between the tokens. Return the call, and its id or None."""
 
     def _take(self, match: re.Match[str], cursor: Cursor) -> tuple[Call | None, int]:
         stop = cursor.search(self._end, match.end())

@@ -1,11 +1,11 @@
-"""Calls of GLM-4.5 and later: ``<tool_call>name``, then ``<arg_key>key</arg_key><arg_value>value</arg_value>``.
+"""Tool calls of GLM-4.5 and later: ``<tool_call>name``, then ``<arg_key>key</arg_key><arg_value>value</arg_value>``.
 
     <tool_call>weather
     <arg_key>city</arg_key>
     <arg_value>Oslo</arg_value>
     </tool_call>
 
-Several calls follow one another; the model then writes ``<|observation|>``, which ends its turn.
+Several calls follow each other. Then the model writes ``<|observation|>``, which ends its turn.
 
 Source: the chat templates of GLM-4.5 and GLM-4.7, and vLLM's parser ``glm47_moe``.
 """
@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from verl_tool.formats.native.tagged_arguments import TOOL_CALL, TOOL_CALL_END, TaggedArgumentsFormat, written
+from verl_tool.formats.native.tagged_arguments import TOOL_CALL, TOOL_CALL_END, TaggedArgumentsFormat, write_arguments
 from verl_tool.formats.tool_response import OBSERVATION
 
 KEY = "<arg_key>"
@@ -40,5 +40,5 @@ class GlmFormat(TaggedArgumentsFormat):
         return (TOOL_CALL, TOOL_CALL_END, KEY, *OBSERVATION)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        pairs = written(arguments, "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n")
+        pairs = write_arguments(arguments, "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n")
         return f"{TOOL_CALL}{name}\n{pairs}{TOOL_CALL_END}"

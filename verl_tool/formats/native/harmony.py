@@ -1,11 +1,11 @@
-"""gpt-oss's calls: messages of its harmony format that are addressed to a tool.
+"""Tool calls of gpt-oss: messages of its harmony format that are addressed to a tool.
 
     <|channel|>analysis<|message|>a thought<|end|>
     <|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>
 
-A message with a recipient other than ``user`` is a call, whatever its channel; one without is text or a thought, in
-which no call is looked for. The arguments are JSON, or the input as free text if the header does not say so and it is
-none.
+A message with a recipient other than ``user`` is a call, whatever its channel. A message without a recipient is text or
+a thought, which is not searched for calls. The arguments are JSON. If the header does not say ``json`` and they cannot
+be parsed, they are the input as free text.
 
 Source: OpenAI's harmony format (package ``openai-harmony``) and the chat template of gpt-oss.
 """
@@ -28,7 +28,7 @@ _HEADER = re.compile(
     r"\s*(?:<\|start\|>(?P<author>\w{1,200}))?\s*(?=<\|channel\|>|to=).*?\bto=(?P<recipient>[^\s<>|]{1,200})", re.DOTALL
 )
 _MAX_HEADER = 1000
-"""Characters of a header: a longer one is none."""
+"""Maximum number of characters of a header. A longer text is not a header."""
 
 
 class HarmonyFormat(ToolResponseFormat):
@@ -75,7 +75,7 @@ class HarmonyFormat(ToolResponseFormat):
 
 
 def _recipient(header: str) -> tuple[str, bool] | None:
-    """The tool that a message is addressed to, and whether its content is JSON; None if it is no call."""
+    """Return the tool that a message is addressed to, and whether its content is JSON. None if it is not a call."""
     found = _HEADER.match(header)
     if found is None or found["author"] not in (None, "assistant"):
         return None

@@ -1,4 +1,4 @@
-"""Calls that follow one another as JSON objects: ``{"name": "f", "arguments": {…}}, {…}``."""
+"""Parse consecutive calls that are JSON objects: ``{"name": "f", "arguments": {…}}, {…}``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verl_tool.formats import json_call
 
 @dataclass(frozen=True)
 class JsonObject:
-    """One of them, and where it stands."""
+    """A call and its position in the text."""
 
     call: json_call.JsonCall
     start: int
@@ -22,9 +22,9 @@ class JsonObject:
 
 
 def read_objects(text: str, start: int, between: re.Pattern[str]) -> list[JsonObject]:
-    """The objects from `start` on, with `between` between them; one that is broken reaches to the end of the text.
+    """Parse the objects from `start` on, which `between` separates. A malformed one extends to the end of the text.
 
-    Total, and linear in the length of `text`.
+    Never raises, and takes time linear in the length of `text`.
     """
     objects: list[JsonObject] = []
     position = start

@@ -1,7 +1,7 @@
-"""Kimi-K2's calls: ``<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{json}<|tool_call_end|>``.
+"""Tool calls of Kimi-K2: ``<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{json}<|tool_call_end|>``.
 
-All calls of a turn stand between ``<|tool_calls_section_begin|>`` and ``<|tool_calls_section_end|>``. What stands
-before the arguments is the call's id; the number counts the calls of the conversation.
+All calls of a turn are enclosed in ``<|tool_calls_section_begin|>`` and ``<|tool_calls_section_end|>``. The text before
+the arguments is the call's id, whose number counts the calls of the conversation.
 
 Source: the chat template of Kimi-K2-Instruct, and vLLM's parser ``kimi_k2``.
 """
@@ -22,7 +22,7 @@ SHAPE = f"<|tool_call_begin|>functions.NAME:0{ARGUMENTS}{{…}}<|tool_call_end|>
 
 
 class KimiFormat(DelimitedFormat):
-    """An id that holds the name, and JSON."""
+    """An id that contains the name, and JSON arguments."""
 
     name = "kimi"
     stop: tuple[str, ...] = (SECTION_END,)

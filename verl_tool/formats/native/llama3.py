@@ -25,7 +25,7 @@ from verl_tool.formats.tool_response import OBSERVATION, ToolResponseFormat
 
 TAG = "<|python_tag|>"
 CODE = "python"
-"""The name of a call that is code."""
+"""Name of a call that consists of code."""
 _BETWEEN = re.compile(r"\s*;?\s*")
 _START = re.compile(r'\s*(?=\{\s*"name"\s*:)')
 _END = re.compile(r"\s*(?:<\|(?:eom|eot)_id\|>\s*)*")
@@ -34,7 +34,7 @@ _ARGUMENT = re.compile(r'\s*(?P<key>[A-Za-z_]\w{0,199})\s*=\s*"(?P<value>[^"\\]*
 
 
 class Llama3Format(ToolResponseFormat):
-    """JSON with ``parameters``."""
+    """JSON objects with ``name`` and ``parameters``."""
 
     name = "llama3"
     stop: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Llama3Format(ToolResponseFormat):
         return [self._call(each) for each in objects] if whole else []
 
     def _take(self, match: re.Match[str], cursor: Cursor) -> tuple[list[Call], int]:
-        """What stands behind a tag, up to the next one."""
+        """Parse the calls from a tag to the next one."""
         behind = cursor.find(TAG, match.end())
         stop = behind if behind >= 0 else len(cursor.text)
         region = cursor.text[match.end() : stop]
@@ -69,7 +69,7 @@ class Llama3Format(ToolResponseFormat):
         if started:
             read = read_objects(region, started.end(), _BETWEEN)
         else:
-            read = [JsonObject(_code(_without_end(region)), 0, len(region), None)]
+            read = [JsonObject(_parse_code(_without_end(region)), 0, len(region), None)]
         calls = [self._call(each, match.end()) for each in read]
         first = calls[0]
         calls[0] = Call(first.name, first.input, match.start(), first.end, self, first.arguments, first.error)
@@ -86,14 +86,14 @@ def _behind_thought(text: str) -> int:
 
 
 def _without_end(region: str) -> str:
-    """`region` without the tokens that end a turn."""
+    """Remove the tokens that end a turn."""
     for token in ("<|eom_id|>", "<|eot_id|>"):
         region = region.rstrip().removesuffix(token)
     return region
 
 
-def _code(region: str) -> json_call.JsonCall:
-    """A call of a built-in tool, or code."""
+def _parse_code(region: str) -> json_call.JsonCall:
+    """Parse a call of a built-in tool, or code."""
     built_in = _BUILT_IN.fullmatch(region)
     if built_in is None:
         return json_call.JsonCall(CODE, region)

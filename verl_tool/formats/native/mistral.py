@@ -1,4 +1,4 @@
-"""Mistral's calls behind ``[TOOL_CALLS]``.
+"""Tool calls of Mistral's models, after ``[TOOL_CALLS]``.
 
     7B v0.3, Nemo:         [TOOL_CALLS] [{"name": "f", "arguments": {…}, "id": "abcdefghi"}, …]
     Small 3.2 and later:   [TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{…}[TOOL_CALLS]g[ARGS]{…}
@@ -28,7 +28,7 @@ _LIST_END = re.compile(r"\s*\]")
 
 
 class MistralFormat(ToolResponseFormat):
-    """A list of calls, or a name and JSON."""
+    """A JSON list of calls, or a name and JSON arguments."""
 
     name = "mistral"
     stop: tuple[str, ...] = ()
@@ -47,11 +47,11 @@ class MistralFormat(ToolResponseFormat):
         return f"{OPENING}{json.dumps([{'name': name, 'arguments': dict(arguments)}], ensure_ascii=False)}"
 
     def _take(self, match: re.Match[str], cursor: Cursor) -> tuple[list[Call], int]:
-        """The calls up to the next opening."""
+        """Parse the calls up to the next opening token."""
         behind = cursor.find(OPENING, match.end())
         region = cursor.text[match.end() : behind if behind >= 0 else len(cursor.text)]
         named = _NAMED.match(region)
-        read = [_named(region, named)] if named else _listed(region)
+        read = [_parse_named(region, named)] if named else _parse_list(region)
         calls = [
             Call(
                 each.call.name,
@@ -68,8 +68,8 @@ class MistralFormat(ToolResponseFormat):
         return calls, calls[-1].end
 
 
-def _named(region: str, match: re.Match[str]) -> JsonObject:
-    """``f[ARGS]{…}``."""
+def _parse_named(region: str, match: re.Match[str]) -> JsonObject:
+    """Parse ``f[ARGS]{…}``."""
     try:
         _, end = json_call.decode_at(region, match.end())
     except ValueError:
@@ -79,8 +79,8 @@ def _named(region: str, match: re.Match[str]) -> JsonObject:
     )
 
 
-def _listed(region: str) -> list[JsonObject]:
-    """``[{…}, {…}]``, or one object without the list."""
+def _parse_list(region: str) -> list[JsonObject]:
+    """Parse ``[{…}, {…}]``, or an object without the list."""
     started = _LIST.match(region)
     if started is None:
         return [_unreadable(region, "no call follows")]

@@ -1,4 +1,4 @@
-"""Qwen3-Coder's calls, also of Qwen3.5 and later: ``<tool_call><function=name><parameter=key>value</parameter>…``.
+"""Tool calls of Qwen3-Coder and Qwen3.5: ``<tool_call><function=name><parameter=key>value</parameter>…``.
 
     <tool_call>
     <function=weather>
@@ -9,7 +9,7 @@
     </tool_call>
 
 Source: the chat template of Qwen3-Coder, and vLLM's parser ``qwen3``, which also takes a ``<function=…>`` outside of
-``<tool_call>``. One line end at each side of a value belongs to the syntax.
+``<tool_call>``. One line end before and after each value belongs to the syntax.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from verl_tool.formats.native.tagged_arguments import TOOL_CALL, TOOL_CALL_END, TaggedArgumentsFormat, written
+from verl_tool.formats.native.tagged_arguments import TOOL_CALL, TOOL_CALL_END, TaggedArgumentsFormat, write_arguments
 from verl_tool.formats.tool_response import OBSERVATION
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
@@ -41,7 +41,7 @@ class Qwen3CoderFormat(TaggedArgumentsFormat):
         return (TOOL_CALL, TOOL_CALL_END, FUNCTION, *OBSERVATION)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        parameters = written(arguments, "<parameter={key}>\n{value}\n</parameter>\n")
+        parameters = write_arguments(arguments, "<parameter={key}>\n{value}\n</parameter>\n")
         return f"{TOOL_CALL}\n{FUNCTION}{name}>\n{parameters}</function>\n{TOOL_CALL_END}"
 
     def _value(self, text: str) -> str:

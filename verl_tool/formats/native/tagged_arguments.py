@@ -1,7 +1,7 @@
-"""Calls whose arguments are tags too, one after the other: ``<parameter=days>3</parameter>``.
+"""Base of formats whose arguments are tags: ``<parameter=days>3</parameter>``.
 
-Every argument is a text, since such a call has no types: a string that reads as a number may be either. A value ends at
-the first closing tag behind it; what closes the call may stand in it.
+Every argument is a string, since such calls have no types: ``3`` may be a string or a number. A value ends at the next
+closing tag of arguments. It may contain the closing tag of the call.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _REST = re.compile(r"\s*")
 
 
 class TaggedArgumentsFormat(ToolResponseFormat):
-    """What Qwen3-Coder's and GLM's calls have in common."""
+    """Common part of Qwen3-Coder's and GLM's formats."""
 
     stop: tuple[str, ...] = (TOOL_CALL_END,)
     argument: re.Pattern[str]
-    """What stands before a value; its group ``key`` is the argument's name."""
+    """Matches the text before a value. Its group ``key`` is the argument's name."""
     value_end: str
     ends: re.Pattern[str]
-    """What closes the call behind its arguments."""
+    """Matches the end of a call, after its arguments."""
     shape: str
-    """A call, in words for the model."""
+    """Example of a call, for error messages to the model."""
 
     def __init__(self, opening: str, hints: tuple[str, ...]) -> None:
-        """`opening`: as `Scanner` takes it; its group ``name`` is the tool's name."""
+        """`opening` and `hints` are those of `Scanner`. The group ``name`` of `opening` is the tool's name."""
         self._scanner = Scanner(opening, hints, OBSERVATION, THOUGHTS)
 
     def find_calls(self, text: str) -> list[Call]:
@@ -51,7 +51,7 @@ class TaggedArgumentsFormat(ToolResponseFormat):
             position = close + len(self.value_end)
         end = self.ends.match(text, position)
         if end is None and not _REST.fullmatch(text, position):
-            return self._broken(match, cursor, position, f"what follows {_format(text, position)} is no argument")
+            return self._broken(match, cursor, position, f"what follows {_text_before(text, position)} is no argument")
         behind = end.end() if end else len(text)
         missing = "" if end else TOOL_CALL_END
         provided = json_call.as_input(arguments)
@@ -66,20 +66,20 @@ class TaggedArgumentsFormat(ToolResponseFormat):
         return Call(match["name"].strip(), payload, match.start(), end, self, error=error), end
 
     def _value(self, text: str) -> str:
-        """The value that stands between the tags as `text`."""
+        """Return the value that is written as `text` between the tags."""
         return text
 
 
 def as_text(value: Any) -> str:
-    """A value as a template writes it: a string as it is, anything else as JSON."""
+    """Write a value like a chat template: a string unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def written(arguments: Mapping[str, Any], argument: str) -> str:
-    """All arguments, each as `argument` with its name and its value put in."""
+def write_arguments(arguments: Mapping[str, Any], argument: str) -> str:
+    """Write all arguments by the format string `argument`, which has the fields ``key`` and ``value``."""
     return "".join(argument.format(key=key, value=as_text(value)) for key, value in arguments.items())
 
 
-def _format(text: str, position: int) -> str:
-    """The end of what was read, for a message."""
+def _text_before(text: str, position: int) -> str:
+    """Quote the text before `position`, for a message."""
     return repr(text[max(0, position - 30) : position].strip())

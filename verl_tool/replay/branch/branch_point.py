@@ -10,6 +10,7 @@ from typing import Literal
 from eval_service.evaluation.dataset import Problem
 from verl_tool.agent_loop.trajectory import CallRecord, Segment, Trajectory
 from verl_tool.errors import ConfigError
+from verl_tool.gateway.session_record import SESSION
 from verl_tool.protocol import StepResult
 from verl_tool.replay.stored import Stored
 
@@ -108,6 +109,11 @@ def branch_point(place: BranchPlace, stored: Stored, turn: int, edit: Edit | Non
         )
     if stored.row.images or any(segment.image is not None for segment in trajectory.segments):
         raise ConfigError(f"{place} has images, and branches go on from trajectories of text only")
+    if SESSION in trajectory.extra:
+        raise ConfigError(
+            f"{place} is the session of an agent that ran its tools itself, and only that agent could go on; start it "
+            "anew, or give a line of the loop's own"
+        )
     if any(call.agent or call.local for call in trajectory.calls):
         raise ConfigError(
             f"{place} has sub-agents, whose calls no turn of the main agent stands for; give another line"

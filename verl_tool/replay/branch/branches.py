@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
-from eval_service.evaluation.dataset import Problem
 from eval_service.evaluation.record import Record
 from eval_service.evaluation.scoring import Scorer
 from verl_tool.agent_loop.rollout import all_or_none
@@ -84,13 +83,10 @@ class Brancher:
         extra = point.trajectory.row
         if trajectory.excluded in (Excluded.FAULT, Excluded.ABORTED):
             return Branch(point, replace(trajectory, extra=extra))
-        record = await self.scorer.score(_ungraded(point.row, trajectory), point.row)
+        ungraded = Record(point.row.index, 0, "", trajectory=trajectory)
+        record = await self.scorer.score(ungraded, point.row)
         if record.score is None:
             graded = {**extra, REWARD_FAULT: record.reward_fault or ""}
             return Branch(point, replace(trajectory, excluded=Excluded.GRADER, extra=graded))
         graded = {**extra, "reward_extra_info": {"acc": float(bool(record.correct)), **record.details}}
         return Branch(point, replace(trajectory, reward=record.score, extra=graded), record.correct)
-
-
-def _ungraded(row: Problem, trajectory: Trajectory) -> Record:
-    return Record(row.index, 0, "", trajectory=trajectory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from verl_tool.errors import IsolationError
@@ -57,15 +57,23 @@ def isolated_command(bwrap: str, interpreter: Interpreter, channel_fd: int, as_r
 
 
 def service_command(
-    bwrap: str, interpreter: Interpreter, config_fd: int, as_root: bool, readable: Sequence[str]
+    bwrap: str,
+    interpreter: Interpreter,
+    config_fd: int,
+    as_root: bool,
+    readable: Sequence[str],
+    files: Mapping[str, int],
 ) -> list[str]:
     """As `isolated_command`, for one program that goes on running (`inside.service`); `readable`: what else of the
-    host it may read, at `place` of each path."""
+    host it may read, at `place` of each path; `files`: the descriptors that the contents of further read-only files
+    are read from, by path, unless `readable` has something at the same path."""
     inner = _start(place(interpreter.executable), "service", _INSIDE_AT, config_fd)
-    return [*_isolated(bwrap, interpreter, as_root, readable), *inner]
+    return [*_isolated(bwrap, interpreter, as_root, readable, files), *inner]
 
 
-def _isolated(bwrap: str, interpreter: Interpreter, as_root: bool, readable: Sequence[str]) -> list[str]:
+def _isolated(
+    bwrap: str, interpreter: Interpreter, as_root: bool, readable: Sequence[str], files: Mapping[str, int] | None = None
+) -> list[str]:
     if place(interpreter.real_executable) != interpreter.real_executable:
         raise IsolationError(
             f"the Python at {interpreter.real_executable} cannot be used in the sandbox: runs have a folder of their "
@@ -78,7 +86,7 @@ def _isolated(bwrap: str, interpreter: Interpreter, as_root: bool, readable: Seq
     for capability in _capabilities(as_root):
         command += ["--cap-add", capability]
     command += ["--hostname", "sandbox"]
-    read_only = _read_only(interpreter, readable)
+    read_only = _read_only(interpreter, readable, files or {})
     command += read_only
     command += ["--ro-bind", INSIDE, _INSIDE_AT]
     command += ["--proc", "/proc", "--dir", "/dev"]
@@ -100,7 +108,7 @@ def _capabilities(as_root: bool) -> Iterable[str]:
         yield from ("CAP_SETUID", "CAP_SETGID")
 
 
-def _read_only(interpreter: Interpreter, readable: Sequence[str]) -> list[str]:
+def _read_only(interpreter: Interpreter, readable: Sequence[str], files: Mapping[str, int]) -> list[str]:
     options: list[str] = []
     bound: list[str] = []
     made: set[str] = set()
@@ -120,6 +128,9 @@ def _read_only(interpreter: Interpreter, readable: Sequence[str]) -> list[str]:
             options.extend(["--ro-bind", path, place(path)])
             bound.append(path)
 
+    for path, fd in files.items():  # first, so that what is bound later is on top
+        make_parents(path)
+        options.extend(["--perms", "0444", "--ro-bind-data", str(fd), path])
     for path in _SYSTEM:
         if os.path.isdir(path):
             bind(path)

@@ -1,4 +1,4 @@
-"""Runs one action: finds its calls, has the tools run them in order, and answers whatever happens."""
+"""Run one action: find its calls, run them in order with their tools, and return an answer in every case."""
 
 from __future__ import annotations
 
@@ -49,21 +49,20 @@ from verl_tool.verification import read_verification
 log = logging.getLogger(__name__)
 
 MAX_CALLS = 256
-"""Most calls of one action that are run, where the server's config says nothing. Of more, one is refused for all."""
+"""Maximum number of calls per action, unless the server's config sets a lower one."""
 MAX_NAMES = 256
-"""Most names in that list."""
+"""Maximum number of names in a request's list of tools or formats."""
 MAX_ACTION_CHARACTERS = 384 << 10
-"""Of an action; a longer one is not read. One search of a format in so many takes up to 40 ms, in which nothing else
-of this process runs."""
+"""Longer actions are rejected. Searching this many characters for one format blocks the process for up to 40 ms."""
 MAX_CALL_CHARACTERS = 256 << 10
-"""Of one call's text or arguments; a longer one is not run. To check and pass on so many takes some milliseconds."""
+"""Longer calls are rejected. Checking and passing on this many characters takes a few milliseconds."""
 _LONG_CHARACTERS = 1 << 16
-"""Observations that are longer together are rendered in a thread."""
+"""Observations that are longer in total are rendered in a thread."""
 _FIELDS: dict[type[MediaPart], str] = {ImagePart: IMAGES_FIELD, AudioPart: AUDIOS_FIELD}
 
 
 class ToolCallFault(ToolFault):
-    """A fault of one tool's call."""
+    """A fault in a call of one tool."""
 
     def __init__(self, tool: Tool, kind: FaultKind, message: str, retryable: bool) -> None:
         super().__init__(kind, message, retryable)
@@ -71,7 +70,7 @@ class ToolCallFault(ToolFault):
 
 
 class ActionRunner:
-    """Runs actions of many trajectories with the same tools; one trajectory's actions one after the other."""
+    """Runs the actions of many trajectories with the same tools. Those of one trajectory run one after the other."""
 
     def __init__(
         self,
@@ -95,7 +94,7 @@ class ActionRunner:
             self._groups.setdefault(tool.state_group, []).append(tool.name)
         by_kind = {(kind, tool.state_group): tool for tool in tools for kind in tool.takes_media}
         self._tools_by_kind = [(kind, tool) for (kind, _), tool in by_kind.items()]
-        """One tool of each state that knows the trajectory's images or audio."""
+        """For each state that takes the trajectory's images or audio, one of its tools."""
         bounded = [tool for tool in tools if tool.max_live is not None or tool.ttl_seconds is not None]
         self._live = {tool.state_group: LiveStates(tool) for tool in bounded}
 
@@ -106,9 +105,9 @@ class ActionRunner:
         progress: list[ToolResult],
         admission: Admission | None,
     ) -> StepResult:
-        """The answer to the action; a failure is the fault of this one answer, nothing is raised for it.
+        """Run the action and return its answer. A failure becomes the fault of the answer and is not raised.
 
-        `progress` holds the results of the calls that ran in an earlier attempt, and takes those of this one.
+        `progress` contains the results of calls that ran in an earlier attempt. Those of this attempt are appended.
         """
         deadline = time.monotonic() + self._call_timeout
         try:
@@ -120,32 +119,32 @@ class ActionRunner:
         except ToolFault as error:
             fault = error
         except Exception as error:
-            # Formats and `Tool.recognise` are anybody's code, and may raise anything.
+            # Formats and `Tool.recognise` are users' code and may raise any exception.
             log.exception("the action of trajectory %s could not be read", trajectory.id)
             words = f"{type(error).__name__}: {error}; the traceback is in the server's log"
             fault = ToolFault(FaultKind.TOOL_CRASHED, words, retryable=False)
         # Without a record, a retry would run the action's earlier calls again.
-        return self.faulted(request, fault, retryable=fault.retryable and not (progress and request.step is None))
+        return self.answer_fault(request, fault, retryable=fault.retryable and not (progress and request.step is None))
 
-    def faulted(self, request: StepRequest, fault: ToolFault, retryable: bool | None = None) -> StepResult:
-        """`fault` as the answer, counted; `retryable` in place of the fault's own."""
+    def answer_fault(self, request: StepRequest, fault: ToolFault, retryable: bool | None = None) -> StepResult:
+        """Count `fault` in the metrics and return it as the answer. `retryable` overrides that of the fault."""
         self._metrics.faulted(fault.kind, fault.tool if isinstance(fault, ToolCallFault) else NO_TOOL)
         wire = fault.as_fault() if retryable is None else fault.as_fault().model_copy(update={"retryable": retryable})
         return StepResult(request.trajectory_id, valid=False, fault=wire)
 
     async def end(self, trajectory: ServedTrajectory) -> None:
-        """The trajectory is over: close its states, after what it runs now."""
+        """End the trajectory and close its states, after the action in progress."""
         async with trajectory.lock:
             trajectory.over = True
             await self.free(trajectory)
 
     async def fork(self, source: ServedTrajectory, branch: ServedTrajectory) -> None:
-        """Give `branch` copies of the states of `source`, after what that runs now.
+        """Copy the states of `source` to `branch`, after the action in progress.
 
-        Raises ToolFault, ``not_forkable`` among others; `branch` has no state then.
+        Raises ToolFault, for example ``not_forkable``. `branch` has no state then.
         """
         async with source.lock:
-            _reject_ended(source)
+            _check_not_ended(source)
             try:
                 with running_for(branch.id), Deadline(self._call_timeout):
                     await self._fork_states(source, branch)
@@ -158,25 +157,25 @@ class ActionRunner:
                 raise
 
     async def free(self, trajectory: ServedTrajectory) -> None:
-        """Close all its states. A tool that fails to is logged: its trajectory is over either way."""
+        """Close all states of a trajectory. The failure of a tool is logged and does not stop the others."""
         states, trajectory.states = trajectory.states, {}
-        # Tools of one group have the same state.
-        held = {self._by_name[name].state_group: (self._by_name[name], state) for name, state in states.items()}
-        for group, (tool, state) in held.items():
+        # Tools of one group share a state.
+        by_group = {self._by_name[name].state_group: (self._by_name[name], state) for name, state in states.items()}
+        for group, (tool, state) in by_group.items():
             if not tool.stateful:
                 continue
             try:
                 with running_for(trajectory.id), Deadline(self._call_timeout):
                     await tool.close_state(state)
             except Exception:
-                # A tool is anybody's code, and may raise anything.
+                # Tools are users' code and may raise any exception.
                 log.exception("tool %s failed to close the state of trajectory %s", tool.name, trajectory.id)
             finally:
                 if group in self._live:
                     self._live[group].release(trajectory)
 
     def expired(self) -> list[tuple[ServedTrajectory, str]]:
-        """Trajectories that have been idle for longer than a tool lets them be, and why their state is lost."""
+        """Return the trajectories that exceeded the idle time of a tool, each with the reason why its state is lost."""
         return [
             (trajectory, f"it was idle for more than {live.ttl_seconds:g} s, which its tools allow (ttl_seconds)")
             for live in self._live.values()
@@ -192,7 +191,7 @@ class ActionRunner:
         deadline: float,
     ) -> StepResult:
         async with trajectory.lock:
-            _reject_ended(trajectory)
+            _check_not_ended(trajectory)
             if VERIFY_FIELD in request.extra:
                 return await self._verify(trajectory, request, admission, deadline)
             if FILES_FIELD in request.extra:
@@ -209,14 +208,14 @@ class ActionRunner:
                 matched, unknown = self._finder.direct(request.action, requested)
             else:
                 matched, unknown = await self._finder.find_async(request.action, requested, formats)
-            # Each refusal costs as much as a call, and an action may hold tens of thousands.
+            # Rejecting a call costs as much as running one, and an action may contain tens of thousands.
             matched = matched[: MAX_CALLS + 1]
             if matched:
                 async with admission.place(matched[0].tool.name) if admission else nullcontext():
                     await self._run_calls(matched, trajectory, request, progress, deadline)
                 long = sum(len(each.text) for each in progress) > _LONG_CHARACTERS
-                merging = partial(_merged, request, matched, progress)
-                result = await asyncio.to_thread(merging) if long else merging()
+                merge_all = partial(_merge, request, matched, progress)
+                result = await asyncio.to_thread(merge_all) if long else merge_all()
             else:
                 self._metrics.not_understood()
                 tools = self._tools if requested is None else requested
@@ -234,7 +233,7 @@ class ActionRunner:
         admission: Admission | None,
         deadline: float,
     ) -> None:
-        """Make the trajectory's state with the files, images or audio that have come, whatever it calls first."""
+        """Make the trajectory's state with the files, images or audio of the request, whatever tool it calls first."""
         async with admission.place(tool.name) if admission else nullcontext():
             try:
                 await self._context(tool, trajectory, request, deadline)
@@ -244,7 +243,7 @@ class ActionRunner:
     async def _verify(
         self, trajectory: ServedTrajectory, request: StepRequest, admission: Admission | None, deadline: float
     ) -> StepResult:
-        """What a verifier says of the trajectory's workspace."""
+        """Run a verifier in the trajectory's workspace and return its verdict."""
         tool = self._tool_with_workspace(VERIFY_FIELD)
         try:
             verification = await asyncio.to_thread(read_verification, request.extra[VERIFY_FIELD], VERIFY_FIELD)
@@ -259,7 +258,10 @@ class ActionRunner:
         return StepResult(trajectory.id, verdict.told, reward=verdict.reward, metrics=verdict.numbers or None)
 
     def _tool_with_workspace(self, field: str) -> Tool:
-        """Raises ToolFault, not of a kind that a policy could bring about, if no tool has one."""
+        """Return the first tool with a workspace.
+
+        Raises ToolFault if there is none, of the kind ``sandbox``: it is no fault of the policy.
+        """
         tool = next((tool for tool in self._tools if tool.has_workspace), None)
         if tool is None:
             message = f"{field} needs a tool with a workspace; serve one, such as bash_terminal or ipython_code"
@@ -274,19 +276,19 @@ class ActionRunner:
         progress: list[ToolResult],
         deadline: float,
     ) -> None:
-        """Run the calls that `progress` does not hold yet, up to one that ends the trajectory; those beyond the
-        greatest number for one action are answered with a refusal."""
+        """Run the calls that `progress` does not contain yet, up to one that ends the trajectory. Calls beyond the
+        maximum number per action are answered with an error."""
         for slot in range(len(progress), len(matched)):
             if progress and progress[-1].done:
                 return
-            # A call may compute for milliseconds, and an action holds hundreds: other trajectories have their turn.
+            # A call may compute for milliseconds, and an action contains hundreds: let other trajectories run.
             await asyncio.sleep(0)
             if slot >= self._max_calls:
                 progress.append(not_run(self._max_calls))
             else:
-                result = _bounded(await self._run_call(matched[slot], trajectory, request, deadline), progress)
+                result = _limit_parts(await self._run_call(matched[slot], trajectory, request, deadline), progress)
                 progress.append(result)
-                await self._show(result, trajectory, request, deadline)
+                await self._pass_media_on(result, trajectory, request, deadline)
 
     async def _run_call(
         self, match: MatchedCall, trajectory: ServedTrajectory, request: StepRequest, deadline: float
@@ -312,10 +314,10 @@ class ActionRunner:
         self._metrics.called(tool.name, time.perf_counter() - began, valid=result.valid, error=result.error)
         return with_error_metric(result)
 
-    async def _show(
+    async def _pass_media_on(
         self, result: ToolResult, trajectory: ServedTrajectory, request: StepRequest, deadline: float
     ) -> None:
-        """Tell the states that know the trajectory's images and audio of those of a result."""
+        """Pass the images and audio of a result on to the states that take them."""
         for kind, tool in self._tools_by_kind:
             if media := [part for part in result.parts if isinstance(part, kind)]:
                 tool.take_media((await self._context(tool, trajectory, request, deadline)).state, media)
@@ -323,7 +325,7 @@ class ActionRunner:
     async def _context(
         self, tool: Tool, trajectory: ServedTrajectory, request: StepRequest, deadline: float
     ) -> Context:
-        """Who calls `tool`; a state is made at the trajectory's first call."""
+        """Return the context of a call of `tool`. A state is made at the trajectory's first call."""
         context = Context(trajectory.id, request.step, None, request.extra, request.is_last_step, deadline)
         if tool.name not in trajectory.states:
             trajectory.states[tool.name] = await self._state(tool, trajectory, context)
@@ -333,7 +335,7 @@ class ActionRunner:
         return context
 
     async def _state(self, tool: Tool, trajectory: ServedTrajectory, context: Context) -> Any:
-        """What a tool keeps for a trajectory that has not called it yet: its group's state, or a new one."""
+        """Return the state of a tool that the trajectory calls for the first time: its group's, or a new one."""
         if not tool.stateful:
             return None
         for name in self._groups[tool.state_group]:
@@ -371,7 +373,7 @@ class ActionRunner:
             raise _as_fault(tool, branch, error) from error
 
     def _requested_tools(self, request: StepRequest) -> Sequence[Tool] | None:
-        """The tools that the request allows; None: all."""
+        """Return the tools that the request allows, None for all."""
         name, names = request.extra.get(TOOL_FIELD), request.extra.get(TOOLS_FIELD)
         if name is not None:
             return [self._known_tool(TOOL_FIELD, name)]
@@ -383,7 +385,7 @@ class ActionRunner:
         return [self._known_tool(TOOLS_FIELD, each) for each in names]
 
     def _requested_formats(self, request: StepRequest) -> frozenset[str] | None:
-        """Names of the formats that the request allows; None: all."""
+        """Return the names of the formats that the request allows, None for all."""
         names = request.extra.get(FORMATS_FIELD)
         if names is None:
             return None
@@ -406,7 +408,7 @@ class ActionRunner:
 
 
 def _as_fault(tool: Tool, trajectory: ServedTrajectory, error: Exception) -> ToolCallFault:
-    """What a tool has raised. It is anybody's code, and may raise anything: the fault of this trajectory alone."""
+    """Convert an exception of a tool, which is users' code, to a fault of this trajectory."""
     if isinstance(error, ToolFault):
         return ToolCallFault(tool, error.kind, error.message, error.retryable)
     if isinstance(error, SandboxError):
@@ -416,9 +418,11 @@ def _as_fault(tool: Tool, trajectory: ServedTrajectory, error: Exception) -> Too
     return ToolCallFault(tool, FaultKind.TOOL_CRASHED, words, retryable=False)
 
 
-def _bounded(result: ToolResult, earlier: Sequence[ToolResult]) -> ToolResult:
-    """`result`, or an error in place of what is too much beside the `earlier` ones of the same action: that is the
-    model's doing, and what is too much by itself is the tool's."""
+def _limit_parts(result: ToolResult, earlier: Sequence[ToolResult]) -> ToolResult:
+    """Return `result`, or an error if its parts and those of the action's `earlier` results exceed the limits.
+
+    Exceeding them with several calls is an error of the model. A single result that does is a fault of the tool.
+    """
     if not (result.parts and any(each.parts for each in earlier)):
         return result
     try:
@@ -428,15 +432,15 @@ def _bounded(result: ToolResult, earlier: Sequence[ToolResult]) -> ToolResult:
     return result
 
 
-def _merged(request: StepRequest, matched: Sequence[MatchedCall], progress: Sequence[ToolResult]) -> StepResult:
+def _merge(request: StepRequest, matched: Sequence[MatchedCall], progress: Sequence[ToolResult]) -> StepResult:
     try:
         return merge(request.trajectory_id, matched, progress)
     except ContentError as error:
         raise ToolCallFault(matched[0].tool, FaultKind.TOOL_CRASHED, str(error), retryable=False) from error
 
 
-def _reject_ended(trajectory: ServedTrajectory) -> None:
-    """Refuse an action that waited for its turn while an earlier one ended the trajectory."""
+def _check_not_ended(trajectory: ServedTrajectory) -> None:
+    """Raise ToolFault if an earlier action ended the trajectory while this one waited for its turn."""
     if trajectory.over or trajectory.closed:
         message = f"trajectory {trajectory.id[:80]!r} ended while this action waited for its turn"
         raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)

@@ -1,4 +1,4 @@
-"""The tools of one replica, and what it owes to each trajectory: order, state, and every step run once."""
+"""Serve the tools of one replica: order of actions, state of trajectories, and running every step exactly once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from verl_tool.servers.tools.base import Tool
 log = logging.getLogger(__name__)
 
 FORK = "fork"
-"""In the place of a tool's name where a fork waits for a place."""
+"""Replaces the tool's name while a fork waits for a slot."""
 _BEGIN_AT_A_TIME = 128
 """Number of entries of a batch to start before the event loop runs other work."""
 
@@ -54,7 +54,7 @@ class ToolSet:
         done_if_invalid: bool = False,
         max_calls: int | None = None,
     ) -> None:
-        _reject_bad_options(tools, state_ttl_seconds, record_ttl_seconds, max_trajectories, call_timeout_seconds)
+        _validate_options(tools, state_ttl_seconds, record_ttl_seconds, max_trajectories, call_timeout_seconds)
         self.tools = tuple(tools)
         self.stateful = any(tool.stateful for tool in tools)
         self.metrics = ToolMetrics([tool.name for tool in tools])
@@ -91,7 +91,7 @@ class ToolSet:
         return len(self._table)
 
     async def start(self) -> None:
-        """Start all tools; if one cannot, those that were started are closed again and its error is raised."""
+        """Start all tools. If one fails, close those that were started and raise its error."""
         try:
             for tool in self.tools:
                 await tool.start()
@@ -102,7 +102,7 @@ class ToolSet:
         self._sweeper = asyncio.create_task(self._sweep_forever())
 
     async def close(self, grace_seconds: float = 5.0) -> None:
-        """Take nothing new, give what runs `grace_seconds` to end, then free all states and close the tools."""
+        """Reject new requests, wait `grace_seconds` for running ones, then free all states and close the tools."""
         self._closing = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -125,11 +125,11 @@ class ToolSet:
         timeout_seconds: float | None = None,
         admission: Admission | None = None,
     ) -> list[StepResult]:
-        """Answer all `requests` in their order, different trajectories at the same time.
+        """Answer `requests` in their order. Different trajectories run concurrently.
 
-        Never raises for a single entry: it gets a fault. What is not ready after `timeout_seconds` is answered with the
-        fault ``timeout``; a step that carries a number runs on and can be asked for again. With `admission`, an action
-        waits there for a place before it runs.
+        The failure of an entry is the fault of its answer and is not raised. After `timeout_seconds`, the answer is the
+        fault ``timeout``. A step that has a number continues then, and its answer can be requested again. With
+        `admission`, an action waits there for a slot before it runs.
         """
         if not requests:
             return []
@@ -138,14 +138,13 @@ class ToolSet:
             for number, request in enumerate(requests, 1):
                 started.append(self._begin(request, admission))
                 if number % _BEGIN_AT_A_TIME == 0:
-                    # What else this process serves has its turn too.
                     await asyncio.sleep(0)
             await wait_all({run for run in started if isinstance(run, asyncio.Task)}, timeout_seconds)
         finally:
             for request, run in zip(requests, started, strict=False):
                 if isinstance(run, asyncio.Task) and request.step is None and not request.finish:
                     run.cancel()
-        return [self._outcome(*pair, timeout_seconds) for pair in zip(requests, started, strict=True)]
+        return [self._answer(*pair, timeout_seconds) for pair in zip(requests, started, strict=True)]
 
     async def fork(
         self,
@@ -155,16 +154,16 @@ class ToolSet:
         timeout_seconds: float | None = None,
         admission: Admission | None = None,
     ) -> StepResult:
-        """Make a second trajectory with copies of all states of a first one, after what that runs now.
+        """Make a trajectory with copies of all states of another one, after the action in progress.
 
-        Asked for again, it is the same fork, as long as nothing was sent to either. What fails is the result's fault:
-        ``not_forkable`` if a tool cannot copy its state, ``state_lost`` if the first trajectory is not known,
-        ``bad_request`` if the second is; there is no second one then. Without tools that have state there is nothing to
-        copy and nothing to refuse.
+        A repeated request returns the same fork, as long as nothing was sent to either trajectory. A failure is the
+        fault of the result, and the new trajectory does not exist then: ``not_forkable`` if a tool cannot copy its
+        state, ``state_lost`` if the first trajectory is unknown, ``bad_request`` if the new one exists already. If no
+        tool has state, a fork does nothing and always succeeds.
         """
         request = StepRequest(new_trajectory_id, "")
         if self._closing:
-            return self._runner.faulted(request, _stopping())
+            return self._runner.answer_fault(request, _stopping())
         run = self._spawn(self._fork(trajectory_id, request, admission))
         try:
             await wait_all({run}, timeout_seconds)
@@ -172,44 +171,47 @@ class ToolSet:
             run.cancel()
         if not run.done():
             words = f"the fork took more than {timeout_seconds or 0.0:g} s and was stopped"
-            return self._runner.faulted(request, ToolFault(FaultKind.TIMEOUT, words, retryable=True))
-        return self._runner.faulted(request, _stopping()) if run.cancelled() else run.result()
+            return self._runner.answer_fault(request, ToolFault(FaultKind.TIMEOUT, words, retryable=True))
+        return self._runner.answer_fault(request, _stopping()) if run.cancelled() else run.result()
 
     async def check(self) -> None:
-        """Raise a `VerlToolError` if one of the tools can no longer serve."""
+        """Raise VerlToolError if one of the tools can no longer serve."""
         for tool in self.tools:
             await tool.check()
 
     def describe(self) -> list[ToolDescription]:
-        """The tools as ``GET /tools`` tells them."""
+        """Describe the tools as in the answer of ``GET /tools``."""
         return [tool.describe() for tool in self.tools]
 
     def tool(self, name: str) -> Tool | None:
-        """The tool of that name."""
+        """Return the tool of that name, None if there is none."""
         return self._by_name.get(name)
 
     def trajectories(self) -> list[str]:
-        """Ids of all live trajectories that are remembered here."""
+        """Return the ids of all live trajectories in the table."""
         return self._table.ids()
 
     def knows(self, trajectory_id: str) -> bool:
-        """Whether the trajectory is here, or it is remembered how its state was lost."""
+        """Return whether the table contains the trajectory, or the reason why its state was lost."""
         return self._table.knows(trajectory_id)
 
     def unfinished(self) -> int:
-        """Trajectories whose state would be lost if this replica ended now."""
+        """Return the number of trajectories whose state would be lost if this replica exited now."""
         return self._table.unfinished()
 
     def sweep(self) -> None:
-        """Drop what is older than its time to live; the set does so by itself every few seconds."""
+        """Remove what exceeded its time to live. A task calls this every few seconds."""
         self._table.sweep()
         for trajectory, because in self._runner.expired():
             if not trajectory.closed:
                 self._table.remove(trajectory, lost_because=because)
 
     def _begin(self, request: StepRequest, admission: Admission | None) -> asyncio.Task[StepResult] | StepResult:
-        """The run that answers `request`, or the answer where none is needed. All that is not a run is done here at
-        once, so that a batch costs one task an entry and keeps one trajectory's entries in order."""
+        """Start the task that answers `request`, or return the answer if no task is needed.
+
+        Everything else happens immediately, so that a batch needs one task per entry and the entries of a trajectory
+        keep their order.
+        """
         trajectory = record = None
         try:
             if self._closing:
@@ -222,11 +224,11 @@ class ToolSet:
         except ToolFault as fault:
             if trajectory is not None:
                 self._table.leave(trajectory)
-            return self._runner.faulted(request, fault)
+            return self._runner.answer_fault(request, fault)
         if record is None or (record.result is None and record.task is None):
             return self._spawn_run(trajectory, request, record, admission)
         self._table.leave(trajectory)
-        return record.result or record.task or self._runner.faulted(request, _stopping())
+        return record.result or record.task or self._runner.answer_fault(request, _stopping())
 
     def _spawn_run(
         self,
@@ -235,15 +237,15 @@ class ToolSet:
         record: TrajectoryEntry | None,
         admission: Admission | None,
     ) -> asyncio.Task[StepResult]:
-        """Run the action in a task that leaves the trajectory, even if it is cancelled before it began."""
+        """Run the action in a task that leaves the trajectory, even if it is cancelled before it starts."""
         task = self._spawn(self._run(trajectory, request, record, admission))
 
-        def ended(_: asyncio.Task[StepResult]) -> None:
+        def leave(_: asyncio.Task[StepResult]) -> None:
             if record is not None:
                 record.task = None
             self._table.leave(trajectory)
 
-        task.add_done_callback(ended)
+        task.add_done_callback(leave)
         if record is not None:
             record.task = task
         return task
@@ -262,9 +264,9 @@ class ToolSet:
         return result
 
     async def _finish(self, request: StepRequest) -> StepResult:
-        """Free a trajectory, after what it runs now. Doing so twice, or to an unknown one, is no error.
+        """Free a trajectory, after the action in progress. A trajectory that is unknown or freed already is no error.
 
-        With `ABORT_FIELD` in the extra data, what it runs now is stopped: nobody waits for it any more.
+        With `ABORT_FIELD` in the extra data, the action in progress is cancelled.
         """
         self._table.forget_lost(request.trajectory_id)
         trajectory = self._table.get(request.trajectory_id)
@@ -281,14 +283,14 @@ class ToolSet:
     async def _fork(self, source_id: str, request: StepRequest, admission: Admission | None) -> StepResult:
         try:
             if self.stateful:
-                while not await self._forked(source_id, request.trajectory_id, admission):
+                while not await self._copy_or_wait(source_id, request.trajectory_id, admission):
                     pass
             return StepResult(request.trajectory_id)
         except ToolFault as fault:
-            return self._runner.faulted(request, fault)
+            return self._runner.answer_fault(request, fault)
 
-    async def _forked(self, source_id: str, new_id: str, admission: Admission | None) -> bool:
-        """False if another request for the same fork, which this one waited for, has failed."""
+    async def _copy_or_wait(self, source_id: str, new_id: str, admission: Admission | None) -> bool:
+        """Make the fork, or wait for another request that makes it. Returns False if that one failed."""
         source, branch = self._table.enter_fork(source_id, new_id)
         try:
             async with branch.lock:
@@ -333,22 +335,24 @@ class ToolSet:
             try:
                 await tool.close()
             except Exception:
-                # The other tools are to be closed whatever this one raises.
+                # Tools are users' code. The other tools are closed whatever this one raises.
                 log.exception("tool %s failed to close", tool.name)
 
-    def _outcome(
+    def _answer(
         self, request: StepRequest, run: asyncio.Task[StepResult] | StepResult, timeout_seconds: float | None
     ) -> StepResult:
         if isinstance(run, StepResult):
             return run
         if not run.done():
             return self._timed_out(request, timeout_seconds or 0.0)
-        return self._runner.faulted(request, _stopping()) if run.cancelled() else run.result()
+        return self._runner.answer_fault(request, _stopping()) if run.cancelled() else run.result()
 
     def _timed_out(self, request: StepRequest, seconds: float) -> StepResult:
         again = "send the same step again to get its answer" if request.step is not None else "it was stopped"
         message = f"no answer within {seconds:g} s; {again}"
-        return self._runner.faulted(request, ToolFault(FaultKind.TIMEOUT, message, retryable=request.step is not None))
+        return self._runner.answer_fault(
+            request, ToolFault(FaultKind.TIMEOUT, message, retryable=request.step is not None)
+        )
 
     def _live_by_tool(self) -> dict[str, int]:
         return self._table.count_by_tool([tool.name for tool in self.tools])
@@ -358,7 +362,7 @@ def _stopping() -> ToolFault:
     return ToolFault(FaultKind.SHUTTING_DOWN, "the server is stopping; send it to another", retryable=True)
 
 
-def _reject_bad_options(
+def _validate_options(
     tools: Sequence[Tool], state_ttl: float, record_ttl: float, max_trajectories: int, call_timeout: float
 ) -> None:
     if not tools:

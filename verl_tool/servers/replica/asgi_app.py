@@ -1,6 +1,7 @@
-"""The tool server as an ASGI application, which each replica serves.
+"""Serve the tools of one replica as an ASGI application.
 
-Routes: POST /get_observation, /fork, /run_code, GET /health, /-/healthz, /tools, /metrics, /replicas and the caller's.
+Routes: POST /get_observation, /fork, /run_code; GET /health, /-/healthz, /tools, /metrics, /replicas; and those that
+the caller adds.
 """
 
 from __future__ import annotations
@@ -59,19 +60,21 @@ _FORWARDED, _PEER_KEY = FORWARDED_HEADER.encode(), PEER_KEY_HEADER.encode()
 _STARTED = BEGUN_HEADER.encode()
 
 AppHandler: TypeAlias = "Callable[[ToolServerApp, Request], Awaitable[Response]]"
-"""What answers a route that is added to the app."""
+"""Answers a route that the caller adds."""
 
 
 class ToolServerApp(WebApp):
     """All routes over one `ToolSet`, which the caller starts and closes.
 
-    `max_concurrent_requests`: entries (trajectories, not HTTP requests) that run at the same time. `max_queued`:
-    entries that may wait beyond them; past that the answer is 503 with ``Retry-After``. `request_timeout_seconds`:
-    after it, what has no answer yet is answered with the fault ``timeout``. `api_key`: every route but ``/health`` asks
-    for it as a bearer token. `router`: what to do with entries that belong to another replica. `peer_key`: what the
-    other replicas show; None: there are none, and no request is taken as forwarded. `host_check`: by which names
-    clients may call; None: by any. `server`: the name that it goes by; a request that names another is refused.
-    `routes`: method, path and handler of further routes.
+    - `max_concurrent_requests`: number of entries (trajectories, not HTTP requests) that run at the same time.
+    - `max_queued`: number of entries that may wait. Further ones are answered with 503 and ``Retry-After``.
+    - `request_timeout_seconds`: time after which an entry is answered with the fault ``timeout``.
+    - `api_key`: bearer token that every route except ``/health`` requires.
+    - `router`: forwards the entries that belong to other replicas.
+    - `peer_key`: proves that a request comes from another replica. With None, no forwarded request is accepted.
+    - `host_check`: host names under which clients may call, None for all.
+    - `server`: name of the server. Requests that name another server are rejected.
+    - `routes`: method, path and handler of further routes.
     """
 
     def __init__(
@@ -116,26 +119,26 @@ class ToolServerApp(WebApp):
             tokens=() if api_key is None else (api_key, proof_of(api_key, server)),
             host_check=host_check,
         )
-        toolset.metrics.add_gauge("verl_tool_queue_length", "Actions that wait for a place.", self._queue_lengths)
+        toolset.metrics.add_gauge("verl_tool_queue_length", "Actions that wait for a slot.", self._queue_lengths)
 
     async def run_local(self, requests: Sequence[StepRequest]) -> list[StepResult]:
-        """Run entries in this process, deadline included."""
+        """Run entries in this process, within the deadline."""
         return await self.toolset.step(requests, timeout_seconds=self.request_timeout_seconds, admission=self.admission)
 
-    async def fork_local(self, asked: ForkRequest) -> ForkResponse:
-        """Fork a trajectory of this process, deadline included."""
-        made = await self.toolset.fork(
-            asked.trajectory_id,
-            asked.new_trajectory_id,
+    async def fork_local(self, request: ForkRequest) -> ForkResponse:
+        """Fork a trajectory of this process, within the deadline."""
+        result = await self.toolset.fork(
+            request.trajectory_id,
+            request.new_trajectory_id,
             timeout_seconds=self.request_timeout_seconds,
             admission=self.admission,
         )
-        return ForkResponse(trajectory_id=made.trajectory_id, replica=self.router.replica_id, fault=made.fault)
+        return ForkResponse(trajectory_id=result.trajectory_id, replica=self.router.replica_id, fault=result.fault)
 
     async def _get_observation(self, request: Request) -> Response:
         began = time.perf_counter()
         forwarded = self.is_forwarded(request)
-        entries = await decoded(partial(decode_request, most=self.admission.limit), request.body)
+        entries = await decoded(partial(decode_request, max_entries=self.admission.limit), request.body)
         if (begun := request.headers.get(_STARTED)) is not None:
             resent = begun == RESENT.encode()
             entries = [
@@ -150,9 +153,9 @@ class ToolServerApp(WebApp):
         return JsonResponse(body, status, RETRY_AFTER if status == 503 else None)
 
     async def answer(self, entries: Sequence[StepRequest | Fault], forwarded: bool = False) -> list[StepResult]:
-        """Results of all entries in their order, each run on the replica that it belongs to; `forwarded`: on this one.
+        """Return the results of all entries in their order. Each runs on its owner, or here if it was `forwarded`.
 
-        Raises HttpError 503 if the queue has no room for them.
+        Raises HttpError 503 if the queue is full.
         """
         self._admit(len(entries))
         try:
@@ -167,7 +170,7 @@ class ToolServerApp(WebApp):
             raise HttpError(503, FaultKind.OVERLOADED.value, message, headers=RETRY_AFTER)
 
     async def _step(self, entries: Sequence[StepRequest | Fault], forwarded: bool) -> list[StepResult]:
-        """Results of all entries in their order; the malformed ones are answered without being run."""
+        """Return the results of all entries in their order. Malformed entries are answered without being run."""
         good = [entry for entry in entries if isinstance(entry, StepRequest)]
         results = await (self.run_local(good) if forwarded else self.router.step(good, self.run_local))
         if len(good) == len(entries):
@@ -255,7 +258,7 @@ class ToolServerApp(WebApp):
         return JsonResponse(replicas.model_copy(update={"server": self.server}).model_dump())
 
     def is_forwarded(self, request: Request) -> bool:
-        """Whether a peer sent this, to be run here. Raises HttpError if somebody else says so."""
+        """Return whether a peer forwarded this request. Raises HttpError 403 if the sender does not have the key."""
         if _FORWARDED not in request.headers:
             return False
         provided = request.headers.get(_PEER_KEY)
@@ -269,9 +272,9 @@ class ToolServerApp(WebApp):
 
 
 def _status_of(results: Sequence[StepResult]) -> tuple[int, dict[str, str | None] | None]:
-    """Status, and the error of the whole, if there is one.
+    """Return the HTTP status and the error of the whole answer, None for success.
 
-    200, unless not one entry could be served: 400 if all were wrong, 503 if there was room for none.
+    The status is 400 if all entries were malformed, 503 if there were slots for none, and otherwise 200.
     """
     kinds = {result.fault.kind if result.fault else None for result in results}
     if kinds == {FaultKind.BAD_REQUEST}:
@@ -282,12 +285,12 @@ def _status_of(results: Sequence[StepResult]) -> tuple[int, dict[str, str | None
 
 
 def _status_of_fault(fault: Fault) -> int:
-    """Of an answer that is nothing but this fault."""
+    """Return the HTTP status of an answer that consists of this fault."""
     return _STATUSES.get(fault.kind, 503 if fault.retryable else 500)
 
 
 def _error_of(fault: Fault | None) -> dict[str, str | None]:
     if fault is None:
-        raise ValueError("a result without a fault is no error")
+        raise ValueError("a result without a fault is not an error")
     field = _FIELD_OF_FAULT.match(fault.message)
     return {"message": fault.message, "type": fault.kind.value, "field": field.group() if field else None}

@@ -1,4 +1,4 @@
-"""The Prometheus texts of several replicas as one, each sample labelled with its replica."""
+"""Merge the Prometheus metrics of several replicas, each sample labelled with its replica."""
 
 from __future__ import annotations
 
@@ -13,23 +13,19 @@ REPLICA_LABEL = "replica"
 
 
 def merge_expositions(expositions: Mapping[str, bytes]) -> bytes:
-    """`expositions` (by replica id, in Prometheus' text format) as one text.
+    """Merge `expositions` (by replica id, in Prometheus' text format) into one text.
 
-    Every sample gets the label ``replica``. Raises ValueError if a text is none.
+    Every sample gets the label ``replica``. Raises ValueError if a text cannot be parsed.
     """
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(_merged(expositions)))
-    return generate_latest(registry)
-
-
-def _merged(expositions: Mapping[str, bytes]) -> list[Metric]:
     families: dict[str, Metric] = {}
     for replica_id, text in expositions.items():
         for family in text_string_to_metric_families(text.decode()):
             merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
                 merged.samples.append(sample._replace(labels={**sample.labels, REPLICA_LABEL: replica_id}))
-    return list(families.values())
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(families.values()))
+    return generate_latest(registry)
 
 
 class _Families(Collector):

@@ -1,6 +1,6 @@
-"""What a replica prints and logs: all of it goes to its standard error, each line with the trajectory that it is about.
+"""Write what a replica prints and logs to its standard error, each line with the trajectory that it belongs to.
 
-On Ray it is carried to the launcher from there (`serve.replica_output`).
+On Ray, `serve.replica_output` forwards it to the launcher.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LINE = "%(asctime)s %(levelname)s %(name)s%(trajectory)s: %(message)s"
 
 
 def log_to_stderr(level: str) -> None:
-    """In a replica: from now on all loggers, and what is printed, go to the process's standard error."""
+    """Redirect all loggers and all printed text to the standard error of this process."""
     handler = logging.StreamHandler(sys.__stderr__)
     handler.setFormatter(logging.Formatter(LINE))
     handler.addFilter(_with_trajectory)
@@ -33,17 +33,17 @@ def _with_trajectory(record: logging.LogRecord) -> bool:
 
 
 class _Printed:
-    """A stream whose lines become records of the log, whatever its level. Its other methods are the process's own."""
+    """A stream whose lines are logged, whatever the log level. Other methods are those of the process's stream."""
 
     def __init__(self, name: str, handler: logging.Handler) -> None:
         self._name, self._handler = name, handler
         self._stream: TextIO = getattr(sys, f"__{name}__")
-        self._begun = threading.local()
+        self._partial = threading.local()
 
     def write(self, text: str) -> int:
-        """A line that is not finished waits for its end."""
-        *lines, rest = (getattr(self._begun, "text", "") + text).split("\n")
-        self._begun.text = rest
+        """Log the complete lines. The rest waits for the end of its line, separately for each thread."""
+        *lines, rest = (getattr(self._partial, "text", "") + text).split("\n")
+        self._partial.text = rest
         for line in lines:
             self._handler.handle(logging.LogRecord(self._name, logging.INFO, "", 0, line, None, None))
         return len(text)

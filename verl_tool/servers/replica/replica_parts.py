@@ -1,4 +1,7 @@
-"""What a tool server is made of, as its settings say: on Ray Serve, once in each replica; embedded, once."""
+"""Make the tools, the tool set and the application of one replica from its settings.
+
+Used by each replica on Ray Serve, and by the one process of an embedded server.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,22 @@ from verl_tool.servers.tools.base import Tool
 
 
 def make_tools(settings: ReplicaSettings) -> list[Tool]:
-    """The tools of ``--tool_type`` and those of MCP servers, not started. Raises ConfigError if one is unknown or an
-    option is wrong."""
-    provided = {"workers": settings.workers_per_tool, "isolation": settings.isolation}
-    shared = {name: value for name, value in provided.items() if value is not None}
+    """Make the tools of ``--tool_type`` and those of MCP servers, without starting them.
+
+    Raises ConfigError if a tool is unknown or an option is wrong.
+    """
+    options = {"workers": settings.workers_per_tool, "isolation": settings.isolation}
+    shared = {name: value for name, value in options.items() if value is not None}
     if settings.mcp is None:
         return load_tools(settings.tool_type, settings.tool_config, shared)
     config = settings.tool_config
-    own = settings.tool_type.strip() or (config is not None and any(entry.enabled for entry in config.tools))
-    tools = load_tools(settings.tool_type, config, shared) if own else []
+    has_local = settings.tool_type.strip() or (config is not None and any(entry.enabled for entry in config.tools))
+    tools = load_tools(settings.tool_type, config, shared) if has_local else []
     return [*tools, *mcp_tools(settings.mcp, settings.mcp_offers, settings.isolation)]
 
 
 def make_toolset(settings: ReplicaSettings) -> ToolSet:
-    """The tools and the table of their trajectories, not started."""
+    """Make the tools and the table of their trajectories, without starting them."""
     return ToolSet(
         make_tools(settings),
         state_ttl_seconds=settings.state_ttl_seconds,
@@ -47,7 +52,7 @@ def make_app(
     peer_key: str | None = None,
     routes: Sequence[tuple[str, str, AppHandler]] = (),
 ) -> ToolServerApp:
-    """The ASGI application over `toolset`. `peer_key` and `routes`: for the other replicas, if there may be any."""
+    """Make the ASGI application over `toolset`. `peer_key` and `routes` serve requests of other replicas."""
     return ToolServerApp(
         toolset,
         max_concurrent_requests=settings.max_concurrent_requests,
@@ -66,5 +71,5 @@ def make_app(
 
 
 def isolation_of(toolset: ToolSet) -> str:
-    """Isolation in force, that of each tool which runs code if they differ; empty if none does."""
+    """Describe the isolation of the tools that run code, each once. Empty if no tool runs code."""
     return "; ".join(dict.fromkeys(filter(None, (tool.isolation_in_force() for tool in toolset.tools))))

@@ -1,4 +1,4 @@
-"""Answers ``POST /run_code`` (SandboxFusion's schema) from a sandbox pool. Only Python is served."""
+"""Answer ``POST /run_code`` (SandboxFusion's schema) with a sandbox pool. Only Python is supported."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from verl_tool.sandbox import Limits, RunResult, SandboxPool
 
 MAX_FETCHED_BYTES = 8 << 20
-"""Of the files that one answer gives back."""
+"""Maximum total size of the files in one answer."""
 
 
 async def run_code(pool: SandboxPool, request: RunCodeRequest, max_seconds: float) -> RunCodeResponse:
-    """Run `request` in `pool`. What goes wrong there is told in the schema's own way; nothing is raised for it.
+    """Run `request` in `pool`. A failure of the run is reported in the answer, as the schema provides.
 
-    Raises HttpError 400 for what no run can be made of: a file whose content is not base64, files that do not fit into
-    its folder, a limit that nothing could live within.
+    Raises HttpError 400 if no run is possible: a file whose content is not base64, files that do not fit into the
+    folder, a limit that is too low for any process.
     """
     if request.language != "python":
         return _rejection(f"language {request.language[:40]!r} is not served here; send 'python'")
@@ -46,7 +46,10 @@ async def run_code(pool: SandboxPool, request: RunCodeRequest, max_seconds: floa
 
 
 async def _decoded(path: str, text: str) -> bytes:
-    """A file's content. A large one is decoded in a thread: the others have their turns between files."""
+    """Decode a file's content, in a thread if it is large.
+
+    Raises HttpError 400 if it is not base64.
+    """
     try:
         if len(text) <= INLINE_BYTES:
             return base64.b64decode(text, validate=True)

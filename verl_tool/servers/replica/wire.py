@@ -1,4 +1,4 @@
-"""Bodies in and out of the server. A request that is refused is refused with the field and the mend."""
+"""Decode and encode the bodies of the tool server. A rejection names the wrong field and says what to send."""
 
 from __future__ import annotations
 
@@ -21,32 +21,31 @@ Result = TypeVar("Result")
 
 
 INLINE_BYTES = 64 << 10
-"""Larger bodies are read in a thread, so that other requests have their turns between its steps."""
-READERS = 1
-"""Threads that read large bodies. More would only wait for one another, and the event loop for all of them."""
+"""Larger bodies are decoded and encoded in a thread, so that other requests can run meanwhile."""
 
 _DETAILS = ("reward", "image", "audio", "invalid_reason", "metrics")
 _FIELDS_BYTES = 100
-"""Of a result, beside its observation."""
-_readers = ThreadPoolExecutor(READERS, thread_name_prefix="request-reader")
+"""Approximate size of a result, in addition to its observation."""
+# One thread: more would compete with each other and with the event loop for the interpreter.
+_readers = ThreadPoolExecutor(1, thread_name_prefix="request-reader")
 
 
 async def decoded(decode: Callable[[bytes], Result], body: bytes) -> Result:
-    """``decode(body)``, beside the event loop if the body is large. `decode` may raise HttpError."""
+    """Return ``decode(body)``, computed in a thread if the body is large. `decode` may raise HttpError."""
     if len(body) <= INLINE_BYTES:
         return decode(body)
     return await asyncio.get_running_loop().run_in_executor(_readers, decode, body)
 
 
 async def encoded(encode: Callable[[], bytes], size: int) -> bytes:
-    """``encode()``, beside the event loop if about `size` bytes are many."""
+    """Return ``encode()``, computed in a thread if `size`, the approximate number of bytes, is large."""
     if size <= INLINE_BYTES:
         return encode()
     return await asyncio.get_running_loop().run_in_executor(_readers, encode)
 
 
 def size_of(results: Sequence[StepResult]) -> int:
-    """Bytes of an answer, about."""
+    """Estimate the size of an answer in bytes."""
     size = _FIELDS_BYTES * len(results)
     for result in results:
         size += len(result.observation)
@@ -55,21 +54,21 @@ def size_of(results: Sequence[StepResult]) -> int:
     return size
 
 
-def decode_request(body: bytes, most: int) -> list[StepRequest | Fault]:
-    """Entries in a body of ``POST /get_observation``.
+def decode_request(body: bytes, max_entries: int) -> list[StepRequest | Fault]:
+    """Decode the entries in a body of ``POST /get_observation``.
 
-    Raises HttpError: 400 that names the field and the mend, 413 if there are more than `most`.
+    Raises HttpError: 400 for a wrong field, 413 for more than `max_entries`.
     """
     request = decode_model(body, ObservationRequest)
     entries = len(request.trajectory_ids)
-    if entries > most:
-        message = f"'trajectory_ids' has {entries} entries; this server takes at most {most} at a time"
+    if entries > max_entries:
+        message = f"'trajectory_ids' has {entries} entries; this server takes at most {max_entries} at a time"
         raise HttpError(413, "batch_too_large", message, "trajectory_ids")
     return request.step_requests()
 
 
 def decode_model(body: bytes, model: type[Model]) -> Model:
-    """`body` as a pydantic model. Raises HttpError 400 that names the field and the mend."""
+    """Decode `body` as a pydantic model. Raises HttpError 400 that names the wrong field and says what to send."""
     try:
         value = decode_request_json(body)
     except BadJsonError as error:
@@ -88,21 +87,21 @@ def encode_response(
     error: Mapping[str, str | None] | None = None,
     known_media: Sequence[Collection[str]] | None = None,
 ) -> bytes:
-    """Answer of ``POST /get_observation``: what `ObservationResponse` spells, faster; ``error`` beside it if given.
+    """Encode the answer of ``POST /get_observation`` like `ObservationResponse`, but faster, and with `error` if given.
 
-    `known_media`: for each result, the images and audios that its caller has already, by their hashes.
-    A result that JSON cannot hold (an image that is no text, say) becomes the fault ``tool_crashed``.
+    `known_media`: for each result, hashes of the images and audios that its caller has already.
+    A result that JSON cannot represent (an image as bytes, for example) becomes the fault ``tool_crashed``.
     """
-    neighbours = {} if error is None else {"error": error}
+    head = {} if error is None else {"error": error}
     sent = [_with_media(*pair) for pair in zip(results, known_media or repeat(()), strict=False)]
     try:
-        return encode_json(neighbours | _response(sent, processing_time_ms))
+        return encode_json(head | _response(sent, processing_time_ms))
     except (TypeError, ValueError, RecursionError):
-        return encode_json(neighbours | _response([_encodable(result) for result in sent], processing_time_ms))
+        return encode_json(head | _response([_encodable(result) for result in sent], processing_time_ms))
 
 
 def _with_media(result: StepResult, known: Collection[str]) -> StepResult:
-    """The result with data URIs, and references to what is `known`, in place of parts."""
+    """Replace the parts of a result by data URIs, and by references to those that are `known`."""
     if result.image is None and result.audio is None:
         return result
     return replace(result, image=_describe(result.image, known), audio=_describe(result.audio, known))
@@ -155,7 +154,7 @@ def _bad_body(message: str, field: str | None = None) -> HttpError:
 
 
 def _quoted_name(message: str) -> str | None:
-    """The field that a message about several fields begins with."""
+    """Return the quoted field name at the beginning of a message, None if there is none."""
     return message[1 : message.index("'", 1)] if message.startswith("'") and message.count("'") > 1 else None
 
 

@@ -174,8 +174,11 @@ def application(
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=5.0,
         health_check_timeout_s=15.0,
-        # At INFO, Serve makes a record for every request and drops it; our own log has its level from the settings.
-        logging_config={"enable_access_log": False, "log_level": _serve_log_level(settings.log_level)},
+        # At INFO, Serve makes a record for every request and drops it. Our own log has its level from the settings.
+        logging_config={
+            "enable_access_log": False,
+            "log_level": "WARNING" if settings.log_level == "INFO" else settings.log_level,
+        },
     )(ToolReplica)
     if isinstance(replicas, int):
         deployment = deployment.options(num_replicas=replicas)
@@ -187,7 +190,3 @@ def application(
 def _shutdown_seconds(settings: ReplicaSettings) -> float:
     """What Serve grants a replica from when it is taken off the list until its process is ended."""
     return settings.drain_seconds + LEAVING_SECONDS + CLOSE_SECONDS
-
-
-def _serve_log_level(level: str) -> str:
-    return "WARNING" if level == "INFO" else level

@@ -24,6 +24,7 @@ from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer, get_trainer_cls
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 
+from verl_tool.agent_loop.generators.removed_engine import ChangingEnginesClient
 from verl_tool.agent_loop.trajectory import BONUS, RECORD_PLACES
 from verl_tool.agent_loop.verl.stored_step import STORED_LINE
 from verl_tool.agent_workers.detached_workers import AgentDetachActorWorker
@@ -87,6 +88,14 @@ PATCHES = (
     _patch("trainer_base", "ReplayBufferAsync", make_valid_group_buffer),
     tracking_patch("trainer.ppo.v1.trainer_base"),
     _patch("agent_loop_tq", "AgentLoopWorkerTQ", make_rollout_worker),
+    verl_patch(
+        "trainer.ppo.v1.trainer_separate_async",
+        "FullyAsyncLLMServerClient",
+        "a request that reaches the trainer's engine after its abort is never answered",
+        lambda _client: ChangingEnginesClient,
+        versions="==0.9.0",
+        not_needed="==0.9.1",
+    ),
 )
 IDS = _patch("trainer_base", "uuid", lambda module: module)
 """Patch with which a deterministic trainer replaces the module ``uuid`` by sequential numbers."""

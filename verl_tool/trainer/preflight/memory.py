@@ -19,7 +19,7 @@ Left out: vision towers' activations, image tokens that are not in the text, fra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from verl_tool.trainer.preflight.model_shapes import ModelShape
 
@@ -268,7 +268,7 @@ class Step:
         ]
         if engine is not None:
             phases.append(self._sync(engine))
-        return [_with_overhead(phase, overhead) for phase in phases]
+        return [replace(phase, overhead=overhead) for phase in phases]
 
     def _resident(self) -> float:
         return self.actor.resident() + (self.critic.resident() if self.critic else 0.0)
@@ -375,7 +375,3 @@ class Step:
                 "offload the weights (OFFLOAD=true)"
             )
         return found
-
-
-def _with_overhead(phase: MemoryPhase, overhead: float) -> MemoryPhase:
-    return MemoryPhase(**{**phase.__dict__, "overhead": overhead})

@@ -5,6 +5,7 @@ import { branchTree, origin, valueBar } from "./branches.js";
 import { addBranching, mayBranch, valuesButton } from "./branching.js";
 import { get, imageAddress, link, tableParams } from "./api.js";
 import { copy, count, growingText, h, kept, longText, number, replace, seconds, share, shown, svg } from "./dom.js";
+import { sessionTree } from "./session.js";
 
 const COLOURINGS = { author: "author", mask: "loss mask", log_prob: "log-probability", difference: "trainer − rollout", advantage: "advantage" };
 const TOKENS_FIRST = 3000;
@@ -62,7 +63,7 @@ export async function showTrajectory(place, params, stillHere) {
   const [estimate, values] = branching ? valuesButton(own, () => drawBranches(draw)) : [];
   if (estimate) bar.append(estimate);
   await draw();
-  replace(place, bar, values, facts(told.row, record, answer), origin(params.run, record.extra?.branch), h("div", { class: "two" }, body, h("aside", {}, tree, besides(record))));
+  replace(place, bar, values, facts(told.row, record, answer), origin(params.run, record.extra?.branch), h("div", { class: "two" }, body, h("aside", {}, tree, sessionTree(record), besides(record))));
   return { keys: { ...keys, t: ["tokens or text", toggle], c: ["copy as curl", () => copy(askAsCurl(record), "curl command")] } };
 }
 

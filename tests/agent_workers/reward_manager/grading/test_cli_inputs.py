@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from verl_tool.agent_workers.reward_manager.grading.cli_inputs import options_of, read_rows
+from verl_tool.agent_workers.reward_manager.grading.cli_inputs import parse_options, read_rows
 from verl_tool.agent_workers.reward_manager.grading.manager_process import UnusableError
 
 ROWS: list[dict[str, Any]] = [
@@ -38,7 +38,7 @@ def test_rows_may_hold_the_ground_truth_itself(tmp_path: Path) -> None:
     ("name", "text", "words"),
     [
         ("rows.jsonl", "", "has no rows"),
-        ("rows.jsonl", "{", "row 0 is no JSON"),
+        ("rows.jsonl", "{", "row 0 is not JSON"),
         ("rows.jsonl", "[1]", "row 0 is a list"),
         ("rows.jsonl", '{"a": 1}', "neither reward_model nor ground_truth; it has: a"),
         ("rows.jsonl", '{"reward_model": "72"}', "must have a ground_truth; it is '72'"),
@@ -49,13 +49,13 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, word
     (tmp_path / name).write_text(text, "utf-8")
     with pytest.raises(UnusableError, match=words):
         read_rows(tmp_path / name)
-    with pytest.raises(UnusableError, match="there is no file"):
+    with pytest.raises(UnusableError, match="does not exist"):
         read_rows(tmp_path / "other")
 
 
 def test_options_are_json_or_text_and_may_stand_in_groups() -> None:
     given = ["server_url=http://h:1", "binary=false", "shaping.turns.weight=-0.5", "shaping.turns.limit=3"]
-    assert options_of(given) == {
+    assert parse_options(given) == {
         "server_url": "http://h:1",
         "binary": False,
         "shaping": {"turns": {"weight": -0.5, "limit": 3}},
@@ -65,4 +65,4 @@ def test_options_are_json_or_text_and_may_stand_in_groups() -> None:
 @pytest.mark.parametrize(("given", "words"), [(["right"], "write name=value"), (["a=1", "a.b=2"], "a has a value")])
 def test_options_that_are_none_are_refused(given: list[str], words: str) -> None:
     with pytest.raises(UnusableError, match=words):
-        options_of(given)
+        parse_options(given)

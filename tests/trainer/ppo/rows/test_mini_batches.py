@@ -15,9 +15,8 @@ from hypothesis import strategies as st  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
-from verl.workers.config import CriticConfig, FSDPActorConfig, PolicyLossConfig  # noqa: E402
 from verl.workers.engine_workers import TrainingWorker  # noqa: E402
-from verl.workers.utils.losses import ppo_loss, value_loss  # noqa: E402
+from verl_losses import MODES, critic_loss, make_actor_loss  # noqa: E402
 
 from verl_tool.agent_workers.masked_loss import MaskedLossWorker  # noqa: E402
 from verl_tool.agent_workers.rollout_weights import ROLLOUT_SHARE, TOKEN_SHARE, rollout_weights  # noqa: E402
@@ -27,7 +26,6 @@ from verl_tool.trainer.ppo.rows.rows_check import LOSSES_BY_ROW  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
-MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 OWN_SETTINGS = {"bypass_mode", *LOSSES_BY_ROW}
 """Policy losses that need settings of their own, or are refused."""
 LOSSES = sorted(set(POLICY_LOSS_REGISTRY) - OWN_SETTINGS)
@@ -130,24 +128,9 @@ def with_dummies(batch: TensorDict, places: list[int]) -> TensorDict:
 
 
 def actor_loss(mode: str, loss: str = "vanilla") -> Any:
-    config = FSDPActorConfig(
-        strategy="fsdp2",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        loss_agg_mode=mode,
-        loss_scale_factor=7,
-        use_kl_loss=True,
-        kl_loss_coef=0.1,
-        entropy_coeff=0.01,
-        # clip_cov draws tokens at random, here from none; kl_cov takes the first of equal ones, here all.
-        policy_loss=PolicyLossConfig(loss_mode=loss, dro_beta=0.1, clip_cov_lb=1e8, clip_cov_ub=1e9, kl_cov_ratio=1.0),
-    )
-    return lambda **arguments: ppo_loss(config, **arguments)
-
-
-def critic_loss(mode: str) -> Any:
-    config = CriticConfig(strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, loss_agg_mode=mode, loss_scale_factor=7)
-    return lambda **arguments: value_loss(config, **arguments)
+    # clip_cov draws tokens at random, here from none; kl_cov takes the first of equal ones, here all.
+    policy_loss = {"loss_mode": loss, "clip_cov_lb": 1e8, "clip_cov_ub": 1e9, "kl_cov_ratio": 1.0}
+    return make_actor_loss(mode, policy_loss, use_kl_loss=True, kl_loss_coef=0.1, entropy_coeff=0.01)
 
 
 def trained(

@@ -1,1 +1,1 @@
-"""What reward managers grade with: samples, answers, tests of code, and reward terms."""
+"""Building blocks of reward managers: samples, answers, tests of code, and reward terms."""

@@ -1,4 +1,4 @@
-"""Finding the final answer in what the model wrote. Each function reads its text once, whatever the text is."""
+"""Find the final answer in what the model wrote. Each function takes time linear in the length of its text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 _FENCE = re.compile(r"(`{3,})[ \t]*([^`]*)$")
-"""The last fence of a line, and what stands behind it."""
+"""The last fence of a line, and the text after it."""
 _PYTHON = re.compile(r"(?:python|py|pypy)[23]?(?:\.\d+)?", re.IGNORECASE)
 _INLINE = re.compile(r"```[ \t]*(?:python|py|pypy)[23]?(?:\.\d+)?[ \t]+([^`]+)```[^`]*$", re.IGNORECASE)
 _LOOP = r"for[ \t][^\n:]{1,80}[ \t]in[ \t][^\n]{1,400}:"
@@ -18,28 +18,27 @@ _STATEMENT = re.compile(
     r"from[ \t]+[\w.]+[ \t]+import\b|" + _LOOP + r"|(?:while|if|with|try)\b[^\n]*:|"
     r"print[ \t]*\(|[\w.]+(?:[ \t]*,[ \t]*[\w.]+)*[ \t]+=[ \t]+\S|[\w.]+\()"
 )
-"""How a line of a program may begin, and the words behind a fence or the name of a file do not."""
+"""Possible beginnings of a line of a program, but not of the words after a fence or of a file name."""
 _PROGRAM = re.compile(
     r"^[ \t]*(?:(?:async[ \t]+)?def[ \t]+\w|class[ \t]+\w|import[ \t]+\w|from[ \t]+[\w.]+[ \t]+import|@\w|"
     + _LOOP
     + r"|while\b[^\n]*:)|^(?:with|try)\b[^\n]*:|^print[ \t]*\(|\blambda\b|\binput[ \t]*\(|\bsys\.stdin\b",
     re.MULTILINE,
 )
-"""What a program has, and a sample of its output or a list of calls hardly ever."""
+"""Found in programs, but rarely in a sample of output or a list of calls."""
 _MAYBE_PROGRAM = re.compile(r"^(?:[ \t]*(?:if\b.*:|[\w.]+\()|[\w.,\[\] \t*]+=[^=\n].*\()", re.MULTILINE)
-"""A line that a short program has, and a list of its calls too."""
+"""Found in short programs, and also in lists of calls."""
 _SESSION = re.compile(
     r"\A\s*(?:>>>[ \t]|\$[ \t]|In \[\d+\]:|File \"[^\"\n]*\", line \d)|^Traceback \(most recent call", re.MULTILINE
 )
-"""How the record of a run begins, or what stands in it."""
+"""Found in the record of a run, such as an interactive session or a traceback."""
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)\$?(?P<sign2>[-+]?)"
     r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)(?P<power>[eE][-+]?[0-9]{1,3})?%?\.?"
 )
 _OF_NUMBERS = re.compile(r"[\w.,$%+-]")
-"""Characters of which a number stands apart only if none of another kind is beside it."""
-_LONGEST_NUMBER = 400
-"""Characters."""
+"""Characters that may belong to a number. A number ends only at other characters."""
+_MAX_NUMBER_CHARACTERS = 400
 _LATEX = str.maketrans({"\u2212": "-"})
 _TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\{([^{}]*)\}")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
@@ -50,16 +49,16 @@ _MARK = (
 )
 _BETWEEN_BOXES = re.compile(rf"{_SPACE}{{0,16}}(?:{_MARK}{_SPACE}{{0,16}}){{0,4}}")
 MAX_BOXES = 16
-"""Boxes that are one answer together."""
+"""Maximum number of boxes that form one answer."""
 
 
 def last_code_block(turns: Sequence[str]) -> str | None:
-    """The last fenced block of Python in the latest turn that has a program.
+    """Return the last fenced block of Python in the latest turn that has a program. None if there is none.
 
-    Blocks that are labelled as Python come before those without a label, of which only one that looks like a program is
-    taken, so that a sample of the output or of the calls is none. A block that the turn's end cuts counts if it is
-    labelled. As verl's `prime_code` and LiveCodeBench have it, a fence may stand behind text on its line, and code
-    before the closing one; the first line of the code may stand behind the opening one.
+    Blocks labelled as Python are preferred. A block without a label is used if it looks like a program, so that a
+    sample of output or of calls is not mistaken for the answer. A labelled block may be cut by the end of the turn. As
+    in verl's `prime_code` and LiveCodeBench, text may precede the opening fence on its line, code may precede the
+    closing one, and the first line of the code may follow the opening one.
     """
     unlabelled = None
     for turn in reversed(turns):
@@ -78,24 +77,24 @@ def last_code_block(turns: Sequence[str]) -> str | None:
 
 @dataclass
 class _Block:
-    """A fenced block: `language` is the first word behind the fence."""
+    """A fenced block. `language` is the first word after the fence."""
 
     language: str
     fence: int
-    """How many backticks it begins with; at least as many end it."""
+    """Number of backticks at its beginning, and minimum number at its end."""
     indented: bool
     lines: list[str]
     closed: bool = False
 
     @property
     def code(self) -> str:
-        """Its text; a block that stands in a list is indented as a whole."""
+        """Its text. A block in a list is indented as a whole, which is removed."""
         text = "".join(f"{line}\n" for line in self.lines)
         return textwrap.dedent(text) if self.indented else text
 
 
 def _blocks(text: str) -> list[_Block]:
-    """The fenced blocks, the last one open if nothing closes it."""
+    """Return the fenced blocks. The last one may be open."""
     blocks: list[_Block] = []
     block: _Block | None = None
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
@@ -105,7 +104,7 @@ def _blocks(text: str) -> list[_Block]:
             if inline and _STATEMENT.match(inline[1].strip()):
                 blocks.append(_Block("python", 3, False, [inline[1].strip()], closed=True))
             elif found and line.count("```") % 2:
-                block = _opened(line, found)
+                block = _open_block(line, found)
             continue
         if found is None or len(found[1]) < block.fence:
             block.lines.append(line)
@@ -119,14 +118,14 @@ def _blocks(text: str) -> list[_Block]:
         block.closed = True
         blocks.append(block)
         opens = len(behind) == 1 or (behind and _PYTHON.fullmatch(behind[0]))
-        block = _opened(line, found) if opens else None
+        block = _open_block(line, found) if opens else None
     if block is not None:
         blocks.append(block)
     return blocks
 
 
-def _opened(line: str, found: re.Match[str]) -> _Block:
-    """A block that begins with this line, behind the fence of which the first line of the code may stand."""
+def _open_block(line: str, found: re.Match[str]) -> _Block:
+    """Begin a block with this line, whose fence may be followed by the first line of the code."""
     language, *_ = found[2].split() or [""]
     code = found[2].strip()
     if _PYTHON.fullmatch(language):
@@ -138,29 +137,31 @@ def _opened(line: str, found: re.Match[str]) -> _Block:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last complete ``\boxed{…}`` holds; braces inside must match, ``\{`` and ``\}`` are text.
+    r"""Return the content of the last complete ``\boxed{…}``. Braces inside must match; ``\{`` and ``\}`` are text.
 
-    Different boxes with no more than "and", "or" and punctuation between them are one answer: ``\boxed{7} or
-    \boxed{8}`` is "7, 8". So an answer cannot be read in two ways, as a list and as its last item.
+    Different boxes that are separated only by "and", "or" and punctuation form one answer: ``\boxed{7} or \boxed{8}``
+    is "7, 8". This prevents an answer from counting both as a list and as its last item.
     """
     boxes = _boxes(text)
     return None if not boxes else boxes[0] if len(set(boxes)) == 1 else ", ".join(boxes)
 
 
 def last_boxes(text: str) -> list[str]:
-    r"""What the boxes at the end hold between which there is no more than "and", "or" and punctuation: ``\boxed{1}``
-    and ``\boxed{2}``. Empty if there is none, or more than `MAX_BOXES`."""
+    r"""Return the contents of the last boxes that are separated only by "and", "or" and punctuation.
+
+    Empty if there is no box, or more than `MAX_BOXES`.
+    """
     found = _boxes(text)
     return found if len(found) <= MAX_BOXES else []
 
 
 def last_box_start(text: str) -> int:
-    """Where the last box begins; -1 if there is none."""
+    """Return the position of the last box, -1 if there is none."""
     return max((found.start() for found in _BOX.finditer(text)), default=-1)
 
 
 def _boxes(text: str) -> list[str]:
-    """What each of the boxes at the end holds, at most one more than `MAX_BOXES`."""
+    """Return the contents of the boxes at the end, at most one more than `MAX_BOXES`."""
     found: list[str] = []
     after = len(text)
     for box in reversed(list(_BOX.finditer(text))):
@@ -181,35 +182,34 @@ def _boxes(text: str) -> list[str]:
 
 
 def last_tagged(text: str, tag: str) -> str | None:
-    """What the last complete ``<tag>…</tag>`` holds."""
+    """Return the content of the last complete ``<tag>…</tag>``, None if there is none."""
     before, closing, _ = text.rpartition(f"</{tag}>")
     _, opening, content = before.rpartition(f"<{tag}>")
     return content.strip() if closing and opening else None
 
 
 def last_number(text: str) -> Decimal | None:
-    """The last number; ``1,234``, ``$5``, ``.5`` and ``50%`` are 1234, 5, 0.5 and 50.
+    """Return the last number. ``1,234``, ``$5``, ``.5`` and ``50%`` are 1234, 5, 0.5 and 50.
 
-    None if the last digits stand in what is no number: ``7_2``, ``3-4``, ``v2``.
+    None if the last digits belong to something else: ``7_2``, ``3-4``, ``v2``.
     """
     end = next((i + 1 for i in range(len(text) - 1, -1, -1) if text[i].isnumeric()), 0)
     if end == 0:
         return None
     start = end
-    while start > 0 and end - start <= _LONGEST_NUMBER and _OF_NUMBERS.match(text[start - 1]):
+    while start > 0 and end - start <= _MAX_NUMBER_CHARACTERS and _OF_NUMBERS.match(text[start - 1]):
         start -= 1
-    while end < len(text) and end - start <= _LONGEST_NUMBER and _OF_NUMBERS.match(text[end]):
+    while end < len(text) and end - start <= _MAX_NUMBER_CHARACTERS and _OF_NUMBERS.match(text[end]):
         end += 1
     return as_number(text[start:end].rstrip(",-."))
 
 
 def as_number(text: str) -> Decimal | None:
-    r"""The number that the text is as a whole, in digits of ASCII; ``1,234`` has its commas where thousands are.
+    r"""Parse the whole text as a number in ASCII digits, None if it is not one. Commas may separate thousands.
 
-    ``$``, ``%``, a full stop behind it, and LaTeX's ``\$``, ``\%``, ``{,}``, ``\,`` and ``\text{}`` around it are left
-    out.
+    Ignores ``$``, ``%``, a final full stop, and LaTeX's ``\$``, ``\%``, ``{,}``, ``\,`` and ``\text{}`` around it.
     """
-    if len(text) > _LONGEST_NUMBER:
+    if len(text) > _MAX_NUMBER_CHARACTERS:
         return None
     cleaned = text.strip().translate(_LATEX)
     whole = _TEXT.fullmatch(cleaned)
@@ -226,7 +226,7 @@ def as_number(text: str) -> Decimal | None:
 
 
 def _until_brace(text: str) -> str | None:
-    """The text before the brace that closes what was open before it began."""
+    """Return the text before the first closing brace without an opening one, None if there is no such brace."""
     depth = 1
     for match in re.finditer(r"\\.|[{}]", text, re.DOTALL):
         if match.group() in "{}":

@@ -1,4 +1,4 @@
-"""Rows and options as the commands `redteam` and `grade` are given them."""
+"""Read the rows and options of the commands `redteam` and `grade`."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from verl_tool.agent_workers.reward_manager.grading.manager_process import Unusa
 
 
 def read_rows(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
-    """The first `limit` rows of a ``.parquet`` file, or of one with a JSON object a line; all if `limit` is None.
+    """Read the first `limit` rows of a ``.parquet`` file, or of a file with one JSON object per line.
 
-    Each has ``ground_truth``, from its own column or out of ``reward_model``, beside what else the file holds. Raises
-    UnusableError that names the row.
+    Each row has ``ground_truth``, from the column of that name or from ``reward_model``, and the other columns. With
+    `limit` None, all rows are read. Raises UnusableError that names the row.
     """
     if not path.is_file():
-        raise UnusableError(f"there is no file {path}")
-    rows = _of_parquet(path) if path.suffix == ".parquet" else _of_json_lines(path)
+        raise UnusableError(f"file {path} does not exist")
+    rows = _read_parquet(path) if path.suffix == ".parquet" else _read_json_lines(path)
     if not rows:
         raise UnusableError(f"{path} has no rows")
     return [_with_ground_truth(row, f"{path}, row {number}") for number, row in enumerate(rows[:limit])]
 
 
-def options_of(given: Sequence[str]) -> dict[str, Any]:
-    """A manager's options, written ``name=value``; a value that is JSON is that, any other a text. ``a.b=1`` is
-    ``{"a": {"b": 1}}``. Raises UnusableError."""
+def parse_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Parse a manager's options, each ``name=value``. ``a.b=1`` is ``{"a": {"b": 1}}``.
+
+    A value is parsed as JSON, and is a string if it is not JSON. Raises UnusableError.
+    """
     options: dict[str, Any] = {}
-    for option in given:
+    for option in texts:
         name, sign, text = option.partition("=")
         if not sign:
             raise UnusableError(f"--option {option}: write name=value")
@@ -45,7 +47,7 @@ def options_of(given: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def _of_parquet(path: Path) -> list[dict[str, Any]]:
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
     import pandas as pd
 
     try:
@@ -54,13 +56,13 @@ def _of_parquet(path: Path) -> list[dict[str, Any]]:
         raise UnusableError(f"{path} cannot be read as Parquet: {error}") from error
 
 
-def _of_json_lines(path: Path) -> list[dict[str, Any]]:
+def _read_json_lines(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(line for line in path.read_text("utf-8").splitlines() if line.strip()):
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise UnusableError(f"{path}, row {number} is no JSON: {error}") from error
+            raise UnusableError(f"{path}, row {number} is not JSON: {error}") from error
         if not isinstance(row, dict):
             raise UnusableError(f"{path}, row {number} is a {type(row).__name__}; it must be an object")
         rows.append(row)

@@ -1,4 +1,4 @@
-"""Grading code: a suite of tests against a solution, through the tool server's `/run_code`."""
+"""Grade code by running a suite of tests on a solution, with the tool server's `/run_code`."""
 
 from __future__ import annotations
 
@@ -22,43 +22,45 @@ from verl_tool.protocol import FaultKind
 from verl_tool.sandbox_fusion import RunCodeResponse
 
 MAX_STORED = 1024
-"""Solutions of which it is known what the judge found."""
+"""Maximum number of solutions whose verdicts are stored."""
 DETAILS = ("pass_rate", "tests", "time_outs", "refused", "no_code", "judge_protected")
 
 
 class CodeOptions(RewardOptions):
     server_url: str | None = None
-    """The tool server. None: ``actor_rollout_ref.agent.tool_server_url``, else ``reward.sandbox_fusion.url``."""
+    """URL of the tool server. Defaults to ``actor_rollout_ref.agent.tool_server_url``, then to
+    ``reward.sandbox_fusion.url``."""
     api_key: str | None = None
     binary: bool = True
-    """`right` if all tests pass, else `wrong`; False: the share of tests that pass, times `right`."""
+    """If true, the score is `right` if all tests pass, and otherwise `wrong`. If false, it is the share of passed tests
+    times `right`."""
     published: bool = True
-    """False: the share of tests is spread from `wrong` to `right`, -1 to 1 by default."""
+    """If false (and `binary` too), the share of passed tests is scaled to the range from `wrong` to `right`."""
     right: float = 1.0
     wrong: float = -1.0
     test_seconds: float = Field(4.0, gt=0)
-    """For one test."""
+    """Time limit of one test."""
     total_seconds: float = Field(20.0, gt=0)
-    """For all tests of one solution. At most what the server allows a run, its start included."""
+    """Time limit of all tests of one solution, including the start. The server's limit of a run must be as high."""
     max_tests: int = Field(64, ge=1)
-    """Tests of one row beyond it are left out."""
+    """Maximum number of tests of one row. Further ones are left out."""
     max_code_chars: int = Field(100_000, ge=1)
-    """A longer solution is wrong without being run."""
+    """Maximum length of a solution. A longer one is wrong and not run."""
     strict: bool = False
-    """Rows with programs or called functions: no imports before the solution, Python's own recursion limit, and a
-    program must exit with 0 and print exactly what is expected but for white space at the ends of lines."""
+    """For rows with programs or called functions: make no imports before the solution, keep Python's recursion limit,
+    and require of a program exit code 0 and the exact output, except for white space at the ends of lines."""
     judge_equal_once: bool = True
-    """Equal solutions of one problem, of which a group of samples has many, are judged once. False: each by itself, as
-    for solutions that are right by chance."""
+    """Judge equal solutions of one problem, which are common in a group of samples, only once. Set it to false for
+    solutions that are right by chance."""
     max_connections: int = Field(64, ge=1)
-    """Runs under way at a time, of one reward worker."""
+    """Maximum number of concurrent runs of one reward worker."""
     queue_seconds: float = Field(600.0, gt=0)
-    """A run that has found no place at the server after it is a fault. The waiting is no part of the run's own time, so
-    that slow solutions spoil no others. `timeout_seconds` does not count for code."""
+    """Time to wait for a slot at the server, after which the run is a fault. It does not count towards the time limits
+    of the run, so that slow solutions do not affect others. `timeout_seconds` has no effect on code."""
 
 
 class CodeGrader:
-    """Runs tests against the last code block of what the model wrote."""
+    """Runs tests on the last code block that the model wrote."""
 
     def __init__(self, options: CodeOptions, url: str) -> None:
         self._options = options
@@ -75,16 +77,16 @@ class CodeGrader:
             details = {"pass_rate": 0.0, "tests": len(suite), "no_code": 1.0}
             return Grade(options.wrong if options.binary or not options.published else 0.0, False, details)
         verdicts = await self.judge(code, suite)
-        return self._graded(verdicts)
+        return self._grade_of(verdicts)
 
     async def judge(self, code: str, suite: TestSuite) -> Verdicts:
-        """What the judge finds, or found of the same solution a short while ago. Raises GraderFault."""
+        """Judge a solution, or return the stored verdicts of an equal one. Raises GraderFault."""
         if not self._options.judge_equal_once:
             return await self._judge(code, suite)
         key = (code, suite)
         found = self._judged.get(key)
         if found is not None:
-            # A fault, or the end of whoever asked first, is not shared: this solution is then judged by itself.
+            # A fault or a cancellation of the first request is not shared: this solution is then judged by itself.
             try:
                 return await asyncio.shield(found)
             except GraderFault:
@@ -96,7 +98,7 @@ class CodeGrader:
         return await self._judge_first(key)
 
     async def _judge_first(self, key: tuple[str, TestSuite]) -> Verdicts:
-        """Judge a solution and keep what comes of it for its equals. Raises GraderFault."""
+        """Judge a solution, and store the verdicts for equal ones. Raises GraderFault."""
         task = self._judged[key] = asyncio.ensure_future(self._judge(*key))
         if len(self._judged) > MAX_STORED:
             self._judged.popitem(last=False)
@@ -110,17 +112,17 @@ class CodeGrader:
         run = JudgeRun.of(code, suite, self._options.test_seconds, self._options.total_seconds)
         try:
             async with self._places:
-                return run.verdicts(await self._ran(run))
+                return run.verdicts(await self._run(run))
         except (ToolFault, NoVerdict) as fault:
             raise GraderFault(str(fault)) from fault
 
-    async def _ran(self, run: JudgeRun) -> RunCodeResponse:
-        """The server's answer, asked for again while the server has no place. Raises ToolFault."""
+    async def _run(self, run: JudgeRun) -> RunCodeResponse:
+        """Return the server's answer. Repeats the request while the server is overloaded. Raises ToolFault."""
         now = asyncio.get_running_loop().time
         ends = now() + self._options.queue_seconds
         while True:
             try:
-                return await self._connected().run_code(
+                return await self._connect().run_code(
                     run.code, stdin=run.stdin, run_timeout=run.run_timeout, files=run.files
                 )
             except ToolFault as fault:
@@ -132,8 +134,8 @@ class CodeGrader:
             await self._client.close()
             self._client = None
 
-    def _connected(self) -> ToolClient:
-        """Made here and not at the start: a client belongs to the event loop in which it is used."""
+    def _connect(self) -> ToolClient:
+        """Make the client at its first use, since it belongs to the event loop in which it is used."""
         if self._client is None:
             options = self._options
             seconds = options.queue_seconds + options.total_seconds + START_SECONDS
@@ -147,7 +149,7 @@ class CodeGrader:
             )
         return self._client
 
-    def _graded(self, verdicts: Verdicts) -> Grade:
+    def _grade_of(self, verdicts: Verdicts) -> Grade:
         options, rate = self._options, verdicts.pass_rate
         all_passed = rate == 1.0
         share = float(all_passed) if options.binary else rate
@@ -164,7 +166,7 @@ class CodeGrader:
 
 
 def server_url(options: CodeOptions, config: DictConfig) -> str:
-    """Where the tests are run. Raises ConfigError if the config names no server."""
+    """Return the URL of the server that runs the tests. Raises ConfigError if the config names none."""
     agent = config.get("actor_rollout_ref", {}).get("agent") or {}
     fusion = config.reward.get("sandbox_fusion") or {}
     url = options.server_url or agent.get("tool_server_url") or fusion.get("url")
@@ -177,8 +179,10 @@ def server_url(options: CodeOptions, config: DictConfig) -> str:
 
 
 def suite_of(ground_truth: Any, extra_info: Mapping[str, Any], max_tests: int, strict: bool = False) -> TestSuite:
-    """The tests of a row: in `ground_truth`, in a form that `suite_in` knows; older rows have them in ``extra_info``,
-    as ``test_cases`` and ``inputs_outputs``. Raises ValueError if there is none.
+    """Return the tests of a row from its `ground_truth`, in a form that `suite_in` reads.
+
+    Older rows have them in ``extra_info``, as ``test_cases`` and ``inputs_outputs``. Raises ValueError if there are
+    none.
     """
     tests = json.loads(ground_truth) if isinstance(ground_truth, str) and ground_truth.strip() else ground_truth
     if tests is None or isinstance(tests, str) or len(tests) == 0:

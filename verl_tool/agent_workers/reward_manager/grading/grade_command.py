@@ -1,17 +1,18 @@
-"""Grades texts of one's own with a reward manager.
+"""Grade the answers in a file with a reward manager.
 
     python -m verl_tool.agent_workers.reward_manager.grade gsm8k --texts texts.jsonl
     python -m verl_tool.agent_workers.reward_manager.grade mine.py --texts texts.jsonl --option timeout_seconds=5
 
-A line of ``texts.jsonl`` is what a model answered and what is right, with the columns of a recipe's rows that the
-manager reads (``data_source``, ``ability``, ``extra_info``), if it reads any:
+Each line of ``texts.jsonl`` has an answer, its ground truth, and the further columns that the manager reads, if any
+(``data_source``, ``ability``, ``extra_info``):
 
     {"answer": "It is #### 72", "ground_truth": "72"}
     {"answer": [["model", "```python\\nprint(72)\\n```"], ["tool", "72"], ["model", "#### 72"]], "ground_truth": "72"}
 
-A text is the model's one turn; a list names the author of each segment. A ``.parquet`` file has the same columns, or a
-recipe's own (``reward_model``) and ``answer``. Exit code 0: all have a score; 1: some have none; 2: the manager or the
-file cannot be used.
+A string is the only turn of the model. A list names the author of each segment. A ``.parquet`` file has the same
+columns, or those of a recipe (``reward_model``) and ``answer``.
+
+Exit code 0: all answers have a score. 1: some have none. 2: the manager or the file cannot be used.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from verl_tool.agent_workers.reward_manager.grading.cli_inputs import options_of, read_rows
+from verl_tool.agent_workers.reward_manager.grading.cli_inputs import parse_options, read_rows
 from verl_tool.agent_workers.reward_manager.grading.manager_process import (
     GradedCase,
     GradingCase,
@@ -36,13 +37,13 @@ from verl_tool.agent_workers.reward_manager.grading.manager_process import (
 )
 
 SECONDS = 120.0
-"""For one text; a manager's own deadlines are shorter."""
+"""Time limit of one answer. The deadlines of managers are shorter."""
 MAX_DISPLAY_CHARACTERS = 60
 _AUTHORS = ("model", "tool", "template")
 
 
 def cases_in(path: Path) -> list[GradingCase]:
-    """A case for each row of a file. Raises UnusableError."""
+    """Make a case of each row of a file. Raises UnusableError."""
     cases = []
     for number, row in enumerate(read_rows(path)):
         where = f"{path}, row {number}"
@@ -66,7 +67,7 @@ def _segments(answer: Any, where: str) -> tuple[tuple[str, str], ...]:
 
 
 def table_of(cases: Sequence[GradingCase], graded: Sequence[GradedCase]) -> Table:
-    """A line a text: its score, what the manager says besides, and why there is no score."""
+    """Make a table with the score of each answer and the manager's other numbers, or the reason for no score."""
     names = list(dict.fromkeys(name for each in graded for name in each.extra if name != "acc"))
     table = Table("row", "answer", "ground truth", "score", "acc", *names)
     for case, each in zip(cases, graded, strict=True):
@@ -103,7 +104,7 @@ def main(
     console = Console()
     try:
         cases = cases_in(texts)
-        graded = list(graded_in_child(manager, options_of(option or []), cases, seconds))
+        graded = list(graded_in_child(manager, parse_options(option or []), cases, seconds))
     except UnusableError as error:
         Console(stderr=True).print(str(error), style="red", markup=False)
         raise typer.Exit(2) from error

@@ -1,5 +1,7 @@
-"""Texts of one's own before a reward manager, in a child process that is killed when it hangs: nothing else ends an
-endless regex. For the commands `redteam` and `grade`."""
+"""Run a reward manager on single answers in a child process, for the commands `redteam` and `grade`.
+
+The process is killed if the manager hangs, since nothing else ends an endless regular expression.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from typing import Any
 from verl_tool.errors import VerlToolError
 
 START_SECONDS = 180.0
-"""For the imports and to make the manager."""
+"""Time for the imports and to make the manager."""
 CRASHES = "crashes"
-"""How the failure of a case begins where the manager raised."""
+"""Beginning of the failure of a case in which the manager raised an exception."""
 STAND_IN_TOKENIZER = "CodePoints"
-"""The class of `manager_worker`'s tokenizer, which has `decode` alone: errors about it name it."""
+"""Class of the tokenizer of `manager_worker`, whose only method is `decode`. Errors about other methods name it."""
 _ANSWER_SECONDS = 2.0
-"""A manager that gives way to the event loop is told of by its own process first."""
+"""Additional time, in which the child reports a manager that yields to the event loop but takes too long."""
 _GRADING = "verl_tool.agent_workers.reward_manager.grading.manager_worker"
 
 
@@ -29,7 +31,7 @@ class UnusableError(VerlToolError):
 
 @dataclass(frozen=True)
 class ManagerAnswer:
-    """What a trajectory holds behind its prompt."""
+    """Content of a trajectory after its prompt."""
 
     name: str
     segments: tuple[tuple[str, str], ...]
@@ -39,7 +41,7 @@ class ManagerAnswer:
 @dataclass(frozen=True)
 class GradingCase:
     row: Mapping[str, Any]
-    """A row of a recipe's data with ``ground_truth`` in place of ``reward_model``."""
+    """A row of a recipe's data, with ``ground_truth`` instead of ``reward_model``."""
     answer: ManagerAnswer
 
 
@@ -47,26 +49,28 @@ class GradingCase:
 class GradedCase:
     score: float = 0.0
     acc: float = 0.0
-    """More than 0.5: taken for right. Whether the score is above 0, for managers that tell no ``acc``."""
+    """The answer counts as right if this is above 0.5. Without an ``acc`` of the manager, 1 for a score above 0."""
     failure: str = ""
     """Why there is no score: a fault, ``hangs: …``, ``crashes: …`` or ``ends: …``."""
     partial: bool = False
-    """The manager gives partial credit (`GradingRewardManager.partial_credit`)."""
+    """Whether the manager gives partial credit (`GradingRewardManager.partial_credit`)."""
     extra: Mapping[str, float] = field(default_factory=dict)
-    """The numbers of the manager's ``reward_extra_info``, ``acc`` among them."""
+    """The numbers of the manager's ``reward_extra_info``, including ``acc``."""
 
 
 def hangs(seconds: float) -> str:
-    """The failure of a case that came to no end."""
+    """Return the failure of a case that took too long."""
     return f"hangs: no end within {seconds:g} s"
 
 
 def graded_in_child(
     name: str, options: Mapping[str, Any], cases: Sequence[GradingCase], seconds: float
 ) -> Iterator[GradedCase]:
-    """What the manager makes of each case. A child that hangs or ends is replaced for the next case. Raises
-    UnusableError if the manager cannot be made."""
-    # A fork of this process would have the locks of its threads, and a new interpreter each time all imports to make.
+    """Yield the grade of each case. A child process that hangs or exits is replaced for the next case.
+
+    Raises UnusableError if the manager cannot be made.
+    """
+    # A fork of this process would inherit the locks of its threads, and new interpreters would repeat all imports.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([_GRADING])
     done = 0
@@ -76,7 +80,7 @@ def graded_in_child(
         child.start()
         theirs.close()
         try:
-            for graded in _received(local, seconds):
+            for graded in _receive(local, seconds):
                 done += 1
                 yield graded
                 if done == len(cases) or graded.failure.startswith(("hangs", "ends")):
@@ -87,8 +91,8 @@ def graded_in_child(
             local.close()
 
 
-def _received(pipe: Connection, seconds: float) -> Iterator[GradedCase]:
-    """Raises UnusableError."""
+def _receive(pipe: Connection, seconds: float) -> Iterator[GradedCase]:
+    """Yield what the child sends. Raises UnusableError if it has no manager."""
     if not pipe.poll(START_SECONDS):
         raise UnusableError(f"the manager was not made within {START_SECONDS:g} s")
     try:
@@ -101,13 +105,13 @@ def _received(pipe: Connection, seconds: float) -> Iterator[GradedCase]:
         try:
             yield pipe.recv() if pipe.poll(seconds + _ANSWER_SECONDS) else GradedCase(failure=hangs(seconds))
         except EOFError:
-            yield GradedCase(failure="ends: the process that grades is no more")
+            yield GradedCase(failure="ends: the grading process exited")
 
 
 def _grade_all(
     name: str, options: Mapping[str, Any], cases: Sequence[GradingCase], seconds: float, pipe: Connection
 ) -> None:
-    """In the child."""
+    """Grade all cases, in the child process."""
     from verl_tool.agent_workers.reward_manager.grading.manager_worker import grade_each  # imports torch and verl
 
     asyncio.run(grade_each(name, options, cases, seconds, pipe))

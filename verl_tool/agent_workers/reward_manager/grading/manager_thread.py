@@ -1,5 +1,4 @@
-"""A training's reward manager in a thread of this process, for a few seconds: a process of its own would take longer to
-import verl."""
+"""Run a training's reward manager in a thread for a few seconds, since a child process would take longer to start."""
 
 from __future__ import annotations
 
@@ -18,17 +17,17 @@ from verl_tool.agent_workers.reward_manager.grading.manager_worker import CodePo
 log = logging.getLogger(__name__)
 
 _ENDING_SECONDS = 5.0
-"""For the processes that a manager started to end, once they are killed."""
-_LOOK_SECONDS = 0.02
+"""Time for killed processes of the manager to exit."""
+_POLL_SECONDS = 0.02
 
 
 def graded_in_thread(
     config: DictConfig, cases: Iterable[GradingCase], seconds: float, enough: Callable[[Sequence[GradedCase]], bool]
 ) -> list[GradedCase]:
-    """What the manager of a trainer's config makes of `cases`, one after the other until it is `enough`.
+    """Grade `cases` with the manager of a trainer's config, one after the other, for at most `seconds`.
 
-    As many as it grades within `seconds`. The manager is anybody's code: if it hangs, its thread is left behind. What
-    it logs is left out, and the processes that it started in its event loop are killed.
+    Stops when `enough` returns true for the grades. The manager is users' code: if it hangs, its thread is left behind.
+    What it logs is dropped, and the processes that it started in its event loop are killed.
     """
     graded: list[GradedCase] = []
 
@@ -45,7 +44,7 @@ def graded_in_thread(
             loop.run_until_complete(asyncio.wait_for(grade_all(), seconds))
         except asyncio.TimeoutError:
             log.info("%d answers were graded within %g s", len(graded), seconds)
-        except Exception as error:  # noqa: BLE001 - a manager is anybody's code
+        except Exception as error:  # noqa: BLE001 - a manager is users' code
             log.info("the reward manager cannot be made: %s: %s", type(error).__name__, error)
         finally:
             loop.run_until_complete(loop.end())
@@ -64,7 +63,7 @@ def graded_in_thread(
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Knows the processes that were started in it."""
+    """An event loop that tracks the processes that were started in it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,14 +80,14 @@ class _Loop(asyncio.SelectorEventLoop):
         return started
 
     async def end(self) -> None:
-        """Cancel what is left, and kill the processes; a process that has not ended after a while is not waited for."""
+        """Cancel the remaining tasks and kill the processes. Waits a limited time for their exit."""
         left = [task for task in asyncio.all_tasks(self) if task is not asyncio.current_task(self)]
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         for process in self._processes:
             process.close()
-        for _ in range(round(_ENDING_SECONDS / _LOOK_SECONDS)):
+        for _ in range(round(_ENDING_SECONDS / _POLL_SECONDS)):
             if all(process.get_returncode() is not None for process in self._processes):
                 break
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""A reward manager by its name or file, given one trajectory at a time; the child's side of `manager_process`."""
+"""Load a reward manager by name or file, and grade single trajectories: the child's side of `manager_process`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from verl_tool.errors import VerlToolError
 
 
 class CodePoints:
-    """A tokenizer whose ids are code points."""
+    """A tokenizer whose token ids are code points."""
 
     pad_token_id, eos_token_id = 0, 0
 
@@ -40,9 +40,9 @@ class CodePoints:
 
 
 def manager_of(name: str, options: Mapping[str, Any]) -> Any:
-    """A manager by its registered name, ours or verl's, or the only one in a file. Raises UnusableError.
+    """Make a manager by its registered name in verl-tool or verl, or the only one in a file. Raises UnusableError.
 
-    Managers of verl's own keep the event loop in which they are made.
+    verl's managers store the event loop in which they are made.
     """
     registry.register_all()
     source: dict[str, Any] = {"source": "register", "name": name}
@@ -50,25 +50,25 @@ def manager_of(name: str, options: Mapping[str, Any]) -> Any:
         source = {"source": "importlib", "name": manager_in(Path(name)), "module": {"path": name}}
     elif name not in REWARD_MANAGER:
         known = ", ".join(sorted(REWARD_MANAGER))
-        raise UnusableError(f"{name!r} is no reward manager; known: {known}, or the path of a .py file")
+        raise UnusableError(f"{name!r} is not a reward manager; known: {known}, or the path of a .py file")
     reward = {"reward_manager": source, "reward_kwargs": dict(options), "num_workers": 1}
     config = OmegaConf.create({"reward": reward, "trainer": {"experiment_name": "grading"}})
     try:
         return load_reward_manager(config, CodePoints())
     except VerlToolError as error:
         raise UnusableError(str(error)) from error
-    except Exception as error:  # the constructor of a manager that is not ours
+    except Exception as error:  # the constructor is users' code
         raise UnusableError(f"{name} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def manager_in(path: Path) -> str:
-    """The name of the one class in a file that is a reward manager. Raises UnusableError."""
+    """Return the name of the only reward manager class in a file. Raises UnusableError."""
     if not path.is_file():
-        raise UnusableError(f"there is no file {path}")
+        raise UnusableError(f"file {path} does not exist")
     try:
         named = [node.name for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.ClassDef)]
         classes = {name: load_extern_object(str(path), name) for name in named}
-    except Exception as error:  # whatever the import of a file that is not ours raises
+    except Exception as error:  # the file is users' code
         raise UnusableError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     found = [name for name, kind in classes.items() if hasattr(kind, "run_single") and not inspect.isabstract(kind)]
     if len(found) != 1:
@@ -77,7 +77,7 @@ def manager_in(path: Path) -> str:
 
 
 def batch_of(case: GradingCase) -> DataProto:
-    """One row as verl's agent loop sends it to a reward worker."""
+    """Make the batch of one row that verl's agent loop would send to a reward worker."""
     segments = tuple(Segment(Author(author), tuple(map(ord, text))) for author, text in case.answer.segments)
     trajectory = Trajectory("given", (Segment(Author.PROMPT, (1,)), *segments), StopReason.ANSWERED)
     ids = trajectory.response_ids or [0]
@@ -104,7 +104,7 @@ def batch_of(case: GradingCase) -> DataProto:
 
 
 async def grade(manager: Any, case: GradingCase, seconds: float) -> GradedCase:
-    """Grade one case within `seconds`, unless the manager does not give way to the event loop."""
+    """Grade one case within `seconds`, provided that the manager yields to the event loop."""
     try:
         result = manager.run_single(batch_of(case))
         if inspect.isawaitable(result):
@@ -116,14 +116,14 @@ async def grade(manager: Any, case: GradingCase, seconds: float) -> GradedCase:
         return GradedCase(score, right, str(extra.get("reward_fault") or ""), partial, numbers)
     except asyncio.TimeoutError:
         return GradedCase(failure=hangs(seconds))
-    except Exception as error:  # noqa: BLE001  whatever a manager that is not ours raises: it would end the training
+    except Exception as error:  # noqa: BLE001  the manager is users' code; in a training, this would end it
         return GradedCase(failure=f"{CRASHES}: {type(error).__name__}: {error}")
 
 
 async def grade_each(
     name: str, options: Mapping[str, Any], cases: Sequence[GradingCase], seconds: float, pipe: Connection
 ) -> None:
-    """Send why there is no manager, or an empty text and then a `GradedCase` for each case."""
+    """Send an empty text and then a `GradedCase` for each case, or the reason why there is no manager."""
     try:
         manager = manager_of(name, options)
     except UnusableError as error:

@@ -1,4 +1,4 @@
-"""Comparing mathematical answers within a deadline: in child processes (`math_process`), killed when they overrun."""
+"""Compare mathematical answers in child processes (`math_process`), which are killed at a deadline."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ log = logging.getLogger(__name__)
 
 _PROGRAM = Path(__file__).with_name("math_process.py")
 _START_SECONDS = 60.0
-"""For the imports of a new process on a machine under load."""
+"""Time for the imports of a new process on a machine under load."""
 
 
 class MathGrader:
-    """At most `processes` comparisons at a time, each within `seconds`. Belongs to the event loop of its first use."""
+    """Makes at most `processes` comparisons at the same time, each within `seconds`.
+
+    Belongs to the event loop of its first use.
+    """
 
     def __init__(self, processes: int, seconds: float) -> None:
         self._seconds = seconds
@@ -26,27 +29,27 @@ class MathGrader:
         self._idle: list[asyncio.subprocess.Process] = []
 
     async def equal(self, gold: str, answer: str) -> bool:
-        r"""Whether two answers, LaTeX without ``\boxed``, are the same.
+        r"""Return whether two answers, LaTeX without ``\boxed``, are equal.
 
-        An answer that takes too long, or ends the process, is not: a model can write one. The time counts from when a
-        process is at hand. Raises GraderFault if no process starts, or the gold answer is what cannot be read.
+        An answer that takes too long or crashes the process is wrong, since a model can write one. The time starts when
+        a process is available. Raises GraderFault if no process starts, or the gold answer cannot be read.
         """
         if answer.strip() == gold.strip():
             return True
         async with self._places:
-            process = self._idle.pop() if self._idle else await self._started()
-            sound = False
+            process = self._idle.pop() if self._idle else await self._start()
+            reusable = False
             try:
-                equal, sound = await self._compared(process, gold, answer)
+                equal, reusable = await self._compare(process, gold, answer)
             finally:
-                if sound:
+                if reusable:
                     self._idle.append(process)
-                else:  # also after a cancellation: it may still be at work
+                else:  # also after a cancellation, when it may still be computing
                     await kill_process(process)
         return equal
 
-    async def _compared(self, process: asyncio.subprocess.Process, gold: str, answer: str) -> tuple[bool, bool]:
-        """Whether they are equal, and whether the process may be used again. Raises GraderFault."""
+    async def _compare(self, process: asyncio.subprocess.Process, gold: str, answer: str) -> tuple[bool, bool]:
+        """Return whether they are equal, and whether the process may be used again. Raises GraderFault."""
         try:
             await asyncio.wait_for(_request(process, gold, answer), self._seconds)
         except (asyncio.TimeoutError, OSError, ValueError) as error:
@@ -59,11 +62,11 @@ class MathGrader:
         return bool(verdict["equal"]), not verdict["worn"]
 
     async def close(self) -> None:
-        """End the child processes. They end with this process in any case."""
+        """End the idle child processes. They also end with this process."""
         while self._idle:
             await kill_process(self._idle.pop())
 
-    async def _started(self) -> asyncio.subprocess.Process:
+    async def _start(self) -> asyncio.subprocess.Process:
         pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", str(_PROGRAM), stdin=pipe, stdout=pipe, stderr=null
@@ -84,6 +87,6 @@ class MathGrader:
 
 
 async def _request(process: asyncio.subprocess.Process, gold: str, answer: str) -> None:
-    """Ask, and wait until the gold answer is read."""
+    """Send a question and wait until the process has read the gold answer."""
     if "gold" not in await ask_process(process, {"gold": gold, "answer": answer}):
         raise ValueError("it failed")

@@ -1,11 +1,12 @@
-"""Compares mathematical answers with math-verify, in a process that can be killed. Run as a program.
+"""Compare mathematical answers with math-verify, as a program in a process that can be killed.
 
-One line of JSON a question, ``{"gold": latex, "answer": latex}``. Two lines of answer: ``{"gold": true}`` once the gold
-answer is read, so that a process that ends or hangs later does so by the other; then ``{"equal": bool, "worn": bool}``,
-where `worn` asks to be replaced: the comparison failed or took much memory.
-Only math-verify's LaTeX grammar reads the answer (ANTLR): its plain-expression reader goes through sympy's
-`parse_expr`, which evaluates text as Python. Nothing of verl-tool but `math_text` is imported here, so that the process
-starts fast.
+Each line of stdin is a question, ``{"gold": latex, "answer": latex}``. The answer has two lines. ``{"gold": true}``
+says that the gold answer was read, so that a later crash is due to the other answer. ``{"equal": bool, "worn": bool}``
+is the result, where `worn` means that the process should be replaced: the comparison failed or used much memory.
+
+The answer is parsed by math-verify's LaTeX grammar (ANTLR) only. Its parser of plain expressions uses sympy's
+`parse_expr`, which evaluates text as Python. Only `math_text` of verl-tool is imported, so that the process starts
+fast.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from typing import Any, TextIO
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Expr, MatrixBase
 
-if __name__ == "__main__":  # a program by itself, which need not find verl-tool
+if __name__ == "__main__":  # run as a program, for which verl-tool may not be importable
     sys.path.append(str(Path(__file__).parents[4]))
 
 from verl_tool.agent_workers.reward_manager.grading.math_text import (
@@ -44,37 +45,37 @@ from verl_tool.agent_workers.reward_manager.grading.math_text import (
 )
 
 MEMORY_BYTES = 4 << 30
-"""Address space: ``9^{9^{9^9}}`` runs into a MemoryError and not into the machine's memory."""
+"""Maximum address space, so that ``9^{9^{9^9}}`` raises MemoryError before the machine's memory is exhausted."""
 WORN_KILOBYTES = 1 << 20
-"""Of resident memory."""
+"""Resident memory above which the process should be replaced."""
 SMALL, NEAR = 1e-3, 2e-3
-"""Below which size a number is compared by its ratio to the right one, which may differ from 1 by so much."""
+"""A number smaller than `SMALL` is compared by its ratio to the right one, which may differ from 1 by `NEAR`."""
 _NAMES = re.compile(r"[A-Za-z]{3}")
-"""A word, the blanks beside which say nothing."""
+"""A word, around which blanks have no meaning."""
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*percent\s*\})\s*$")
-"""A unit, which either side may leave out: ``50\\%`` is 50 and never 0.5."""
+"""A unit that may be left out: ``50\\%`` is 50 and never 0.5."""
 _SHORT_WORDS = "am an as at be by do go he if in is it me my no of ok on so to up us we"
 _WORD = re.compile(
     r"(?:\\(?:text|mathrm|textbf|mathbf)\s*)?\{?\s*([A-Za-z][A-Za-z ]{2,}|[LCDM]?[IVX][IVXLCDM]|[LCDM][IVX]|"
     r"[LCD]M|M[LCD]|NO|ON|" + "|".join(f"{word}|{word.capitalize()}" for word in _SHORT_WORDS.split()) + r")\s*\}?"
 )
-"""A word or a Roman numeral, whose letters are no factors."""
+"""A word or a Roman numeral, whose letters are not factors."""
 _POINTS = re.compile(r"(?:[A-Z]'*){2,}")
-"""A name in capitals. The segment AB is BA, but ``\\text{AB}`` and A'B' are in their order."""
+"""A name in capitals. The segment AB equals BA, but ``\\text{AB}`` and A'B' have a fixed order."""
 _UNITS_TOO = ("K", "M")
-"""Kelvin and mol a litre, which an answer may leave out; one that adds them may mean thousands or millions."""
+"""Kelvin and mol per litre. An answer may leave them out, but one that adds them may mean thousands or millions."""
 _VARIABLES = re.compile(r"(?<=[0-9}])(?!(?:st|nd|rd|th)$)([A-Za-hj-z]{1,2})$")
-"""Behind a number, without a unit: math-verify takes ``3+2h`` for 5 hours, and ``2ab`` for 2."""
+"""Variables after a number. math-verify would read ``3+2h`` as 5 hours, and ``2ab`` as 2."""
 _SEVERAL = re.compile(r"(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\s\|\s|[,;]\s|\\pm")
-"""Signs of a list."""
+"""Separators of several answers."""
 _PR_SET_PDEATHSIG = 1
 _READERS = (LatexExtractionConfig(boxed_match_priority=0),)
 
 
 def compare(gold: str, answer: str, gold_is_read: Callable[[], None] = lambda: None) -> bool:
-    """Whether the two are equal: as text, as lists, tuples, sets and unions item by item, or as values."""
+    """Return whether two answers are equal: as text, as values, or item by item as lists, tuples, sets and unions."""
     gold, answer = spell(gold), spell(answer)
-    _parsed(_PERCENT.sub("", gold))
+    _parse(_PERCENT.sub("", gold))
     gold_is_read()
     return _equal(gold, answer)
 
@@ -90,7 +91,7 @@ def _equal(gold: str, answer: str) -> bool:
         return _equal_items(gold_form, answer_form)
     if _is_bracketed_list(gold_form) and answer_form.kind in several:
         return _equal_items(gold_form, answer_form)
-    if answer_form.kind == "list" and gold_form.kind == "tuple":  # brackets that are left out
+    if answer_form.kind == "list" and gold_form.kind == "tuple":  # a tuple without its brackets
         return gold_form.brackets == "()" and _equal_items(gold_form, answer_form, ordered=True)
     if "list" in (gold_form.kind, answer_form.kind):
         return gold_form.kind in several and answer_form.kind in several and _equal_items(gold_form, answer_form)
@@ -104,16 +105,16 @@ def _equal(gold: str, answer: str) -> bool:
 
 
 def _is_bracketed_list(part: MathForm) -> bool:
-    """Whether it is ``[1, 2, 3]``, which has too many items for an interval."""
-    return part.kind == "tuple" and part.brackets == "[]" and len(part.items) > len("[]")
+    """Return whether it is a list such as ``[1, 2, 3]``, which has too many items for an interval."""
+    return part.kind == "tuple" and part.brackets == "[]" and len(part.items) > 2
 
 
-def _equal_items(wanted: MathForm, given: MathForm, ordered: bool = False) -> bool:
-    """Whether each item has its equal among the others, in the same place if `ordered`."""
-    if len(wanted.items) != len(given.items) or len(wanted.items) > MAX_ITEMS:
+def _equal_items(gold: MathForm, answer: MathForm, ordered: bool = False) -> bool:
+    """Return whether the items of both are equal, in any order unless `ordered`."""
+    if len(gold.items) != len(answer.items) or len(gold.items) > MAX_ITEMS:
         return False
-    left = list(given.items)
-    for item in wanted.items:
+    left = list(answer.items)
+    for item in gold.items:
         places = range(1) if ordered else range(len(left))
         at = next((i for i in places if _equal_item(item, left[i])), None)
         if at is None:
@@ -151,26 +152,28 @@ def _equal_values(gold: str, answer: str) -> bool:
     gold, answer = compact(gold), compact(answer)
     if gold == answer and gold:
         return True
-    gold_value = _parsed(_PERCENT.sub("", gold))
+    gold_value = _parse(_PERCENT.sub("", gold))
     if not gold_value or not _may_stand_for(gold, answer):
         return False
-    sides = [_parsed(_PERCENT.sub("", side)) for side in _sides(gold, answer)]
-    # math-verify's own time limits are signals, which would only end what Python sees; the caller kills instead.
+    sides = [_parse(_PERCENT.sub("", side)) for side in _sides(gold, answer)]
+    # math-verify's time limits use signals, which interrupt Python code only. Instead, the caller kills the process.
     return all(
         verify(gold_value, side, timeout_seconds=None) and _has_small_numbers(gold_value, side) for side in sides
     )
 
 
 def _has_small_numbers(gold: list[Any], answer: list[Any]) -> bool:
-    """Whether each number of the gold answer below a thousandth has one in the answer of nearly its size: to
-    math-verify, which rounds to six decimals, all are 0.0, and those below 10^-15 the same."""
+    """Return whether the answer has, for each number of the gold answer below `SMALL`, one of nearly the same size.
+
+    math-verify rounds to six decimals, so that all such numbers may be equal to it.
+    """
     numbers = [part for part in _parts(answer[0]) if _is_number(part)]
     small = [part for part in _parts(gold[0]) if _is_number(part) and 0 < abs(part.evalf(3)) < SMALL]
     return all(any(abs((other / part).evalf() - 1) < NEAR for other in numbers) for part in small)
 
 
 def _parts(value: Any) -> list[Any]:
-    """Of a tuple, set, interval, equation or matrix; of an expression, itself."""
+    """Return the parts of a tuple, set, interval, equation or matrix, or an expression itself."""
     if isinstance(value, MatrixBase):
         return list(value.flat())
     return [value] if isinstance(value, Expr) else [*getattr(value, "args", ())]
@@ -181,21 +184,24 @@ def _is_number(part: object) -> bool:
 
 
 _SIGN_BEFORE = re.compile(r"\s*(?:[<>]=?|\\(?:approx|sim|simeq|le|ge|lt|gt|ne|not)(?![a-z]))")
-"""Of a relation without a left side, which math-verify leaves out before a fraction: ``> \\frac{3}{4}``."""
+"""Sign of a relation without a left side, which math-verify drops before a fraction: ``> \\frac{3}{4}``."""
 _BASE = re.compile(r"[0-9]\}?\s*_\s*\{?\s*(\w+)")
-"""The base that a number is written in, behind it."""
+"""Base of a number, as an index."""
 
 
 def _may_stand_for(gold: str, answer: str) -> bool:
-    """Not so for what math-verify reads as less than it is: a number with an index (``7_2``), which it drops, and
-    several answers (``3 | 7``, ``3 (or 7)``), of which it takes one."""
+    """Return whether math-verify may compare these answers.
+
+    False where it would drop a part: the index of a number (``7_2``), or all but one of several answers (``3 | 7``, ``3
+    (or 7)``).
+    """
     if [word.lower() for word in MODIFIER.findall(gold)] != [word.lower() for word in MODIFIER.findall(answer)]:
         return False
     base, other = (_BASE.search(text) for text in (gold, answer))
     if other and other[1] != (base[1] if base else "10"):
         return False
     bars = [text.replace("\\mid", "|").count("|") % 2 for text in (gold, answer)]
-    if bars[1] and not bars[0]:  # no absolute value: a sign of a list, its blanks left out
+    if bars[1] and not bars[0]:  # a single bar separates several answers
         return False
     signs = [_SIGN_BEFORE.match(text) for text in (gold, answer)]
     if signs[1] and not (signs[0] and signs[0][0] == signs[1][0]):
@@ -206,8 +212,10 @@ def _may_stand_for(gold: str, answer: str) -> bool:
 
 
 def _sides(gold: str, answer: str) -> list[str]:
-    """What of the answer must equal the gold answer: all sides without a letter of an equation, of which math-verify
-    takes the last: ``8=7``."""
+    """Return the parts of the answer that must equal the gold answer.
+
+    For an equation such as ``8=7``, of which math-verify reads the last side, these are also all sides without letters.
+    """
     if "=" in gold or not re.fullmatch(r"[^<>]*[^<>=!]=[^<>=]*", answer.replace("\\neq", "<")):
         return [answer]
     numbers = [
@@ -216,13 +224,13 @@ def _sides(gold: str, answer: str) -> list[str]:
     return [answer, *numbers]
 
 
-def _parsed(text: str) -> list:
+def _parse(text: str) -> list:
     text = _VARIABLES.sub(r"{\1}", text)
     return parse(f"\\boxed{{{text}}}", _READERS, parsing_timeout=None)
 
 
 def main() -> None:
-    """Answer until stdin ends."""
+    """Answer questions until stdin ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -235,19 +243,19 @@ def main() -> None:
 
 
 def _answer(question: dict[str, str], answers: TextIO) -> None:
-    def tell(**fields: bool) -> None:
+    def send(**fields: bool) -> None:
         answers.write(json.dumps(fields) + "\n")
         answers.flush()
 
     try:
-        equal = compare(question["gold"], question["answer"], lambda: tell(gold=True))
-        tell(equal=equal, worn=_peak_kilobytes() > WORN_KILOBYTES)
-    except Exception:  # noqa: BLE001  whatever sympy makes of an expression: no memory left, too deep
-        tell(equal=False, worn=True)
+        equal = compare(question["gold"], question["answer"], lambda: send(gold=True))
+        send(equal=equal, worn=_peak_kilobytes() > WORN_KILOBYTES)
+    except Exception:  # noqa: BLE001  sympy may raise anything, for example for lack of memory or too deep nesting
+        send(equal=False, worn=True)
 
 
 def _peak_kilobytes() -> int:
-    """Resident memory of this program. `ru_maxrss` would count that of the process which started it, too."""
+    """Return the peak of resident memory. `ru_maxrss` would include that of the process before the exec."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM:"))
 

@@ -1,4 +1,4 @@
-"""What a reward manager is given to grade: one trajectory, and its row's ground truth."""
+"""Input of a reward manager: a trajectory, and the ground truth of its row."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True)
 class Sample:
-    """One trajectory to grade. Nothing in `turns` or `text` was written by a tool or by the chat template."""
+    """A trajectory to grade. `turns` and `text` contain nothing that a tool or the chat template wrote."""
 
     data_source: str
     ground_truth: Any
     turns: tuple[str, ...]
-    """The model's own text, one entry a turn, special tokens left out."""
+    """The model's text of each turn, without special tokens."""
     trajectory: Trajectory
     ability: str = ""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
-    """The row's; it stays with the trainer."""
+    """The row's ``extra_info``, which never leaves the trainer."""
 
     @property
     def text(self) -> str:
@@ -40,13 +40,13 @@ class Sample:
 
 
 def sample_of(row: Mapping[str, Any], tensors: Mapping[str, Any], tokenizer: Decoder) -> Sample:
-    """The sample of one row of verl's batch.
+    """Make the sample of one row of verl's batch.
 
-    `row`: its non-tensor part; ``tool_extra_fields["trajectory"]`` is the `Trajectory`, of another loop its JSON.
-    `tensors`: ``responses`` and ``attention_mask`` (and ``response_mask``), each [length]. Where a loop tells neither,
-    the mask tells who wrote what, and a trajectory of a single turn is the model's as a whole.
+    `row` is the non-tensor part, whose ``tool_extra_fields["trajectory"]`` is the `Trajectory`, or its JSON from
+    another loop. `tensors` are ``responses``, ``attention_mask`` and possibly ``response_mask``, each [length]. Without
+    a trajectory, the response mask says which tokens the model wrote. Without both, the model wrote a single turn.
 
-    Raises ConfigError if neither tells which tokens the model wrote.
+    Raises ConfigError if there are several turns and nothing says which tokens the model wrote.
     """
     record = (row.get("tool_extra_fields") or row).get("trajectory") or _without_record(row, tensors)
     trajectory = as_trajectory(record)
@@ -77,7 +77,7 @@ def _without_record(row: Mapping[str, Any], tensors: Mapping[str, Any]) -> Traje
 
 
 def _segments(ids: Sequence[int], mask: Sequence[int]) -> list[Segment]:
-    """Runs of tokens of one author: the model's where the mask is 1."""
+    """Divide the tokens by author: the model where the mask is 1, and a tool elsewhere."""
     segments: list[Segment] = []
     start = 0
     for i in range(1, len(ids) + 1):

@@ -1,7 +1,7 @@
-"""Terms that are added to a reward, each a function of the trajectory with a range of its own and a weight.
+"""Terms that are added to a reward. Each is a function of the trajectory, multiplied by a weight.
 
-`reward.reward_kwargs.shaping.<term>` switches a term on: ``{weight: -0.25}``, and the term's own options. A reward is
-the manager's score plus the sum of weight times value over the terms that are on. Values, before the weight:
+`reward.reward_kwargs.shaping.<term>` enables a term, for example ``{weight: -0.25}``, with the options of the term. The
+reward is the manager's score plus the sum of weight times value over the enabled terms. Values, before the weight:
 
 | term | value | range |
 |---|---|---|
@@ -17,10 +17,10 @@ the manager's score plus the sum of weight times value over the terms that are o
 | first_use | share of `tools` that were used with success; without `tools`, 1 if any was | 0 to 1 |
 | repeat | calls that repeat an earlier one and were answered alike, over all calls; 0 if there was none | 0 to 1 |
 
-The last three know tools by the names that the model wrote (`CallRecord.names`), aliases too. A call that ends the
-trajectory (`finish`) costs nothing and is no use of a tool.
+`tool_cost` and `first_use` identify tools by the names that the model wrote (`CallRecord.names`), including aliases. A
+call that ends the trajectory (`finish`) costs nothing and does not count as the use of a tool.
 
-`overlong` is DAPO's soft overlong punishment (arXiv 2503.14476, equation 13); its tokens are those behind the prompt.
+`overlong` is DAPO's soft overlong punishment (arXiv 2503.14476, equation 13). It counts the tokens after the prompt.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from verl_tool.agent_loop.trajectory import CallRecord, ParsedCall
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 
 ERROR_METRIC = "error"
-"""The metric by which a call's record tells that it failed by the model's doing (`ToolResult.error`)."""
+"""Metric of calls that failed because of the model (`ToolResult.error`)."""
 ERROR_TEXTS = ("Traceback (most recent call last)", "Execution timed out")
-"""What the observation of such a call holds, for servers that send no metric."""
+"""Texts in the observations of such calls, for servers that do not send the metric."""
 
 _REMINDER = re.compile(r"<reminder>[^<]*</reminder>")
-"""What the tool `sql` says of the turns that are left: another number each time."""
+"""The number of remaining turns in observations of the tool `sql`, which changes with every call."""
 
 
 class Term(BaseModel):
@@ -82,7 +82,7 @@ class ToolUsedTerm(Term):
 
 
 class ToolValidTerm(Term):
-    """How much of what the model called was a call."""
+    """Share of valid calls."""
 
     def value(self, sample: Sample) -> float:
         calls = sample.trajectory.calls
@@ -90,14 +90,14 @@ class ToolValidTerm(Term):
 
 
 class ToolErrorTerm(Term):
-    """How many calls failed by the model's doing."""
+    """Share of calls that failed because of the model."""
 
     def value(self, sample: Sample) -> float:
         return error_rate(sample)
 
 
 class TurnsTerm(Term):
-    """How many calls were made, with a negative weight to keep them few."""
+    """Number of calls. A negative weight keeps it low."""
 
     limit: int = Field(ge=1)
 
@@ -144,11 +144,11 @@ class ToolRewardTerm(Term):
 
 
 class ToolCostTerm(Term):
-    """What the calls cost, with a negative weight: each tool its own price."""
+    """Cost of the calls, with a price for each tool. Use it with a negative weight."""
 
     costs: dict[str, float] = Field(default_factory=dict)
     default: float = Field(1.0, ge=0)
-    """Of a call of any other tool, and of one that names none."""
+    """Cost of a call of any other tool, and of one without a name."""
     limit: float = Field(10.0, gt=0)
 
     @field_validator("costs")
@@ -156,7 +156,7 @@ class ToolCostTerm(Term):
     def _no_gain(cls, costs: dict[str, float]) -> dict[str, float]:
         gains = [name for name, cost in costs.items() if cost < 0]
         if gains:
-            raise ValueError(f"the cost of {gains[0]} is below 0; a term's weight has the sign")
+            raise ValueError(f"the cost of {gains[0]} is below 0; set the sign by the term's weight")
         return costs
 
     def value(self, sample: Sample) -> float:
@@ -166,7 +166,7 @@ class ToolCostTerm(Term):
 
 
 class FirstUseTerm(Term):
-    """Whether each of `tools`, or any tool if none is named, was called with success at least once."""
+    """Whether each of `tools`, or any tool if none is named, was called successfully at least once."""
 
     tools: tuple[str, ...] = ()
 
@@ -179,7 +179,7 @@ class FirstUseTerm(Term):
 
 
 class RepeatTerm(Term):
-    """How many calls say again what an earlier one said, and are answered alike: they told the model nothing."""
+    """Share of calls that repeat an earlier one and got the same answer, and so gave the model nothing new."""
 
     def value(self, sample: Sample) -> float:
         exchanges = [exchange(call) for call in sample.trajectory.calls]
@@ -187,7 +187,7 @@ class RepeatTerm(Term):
 
 
 class Shaping(BaseModel):
-    """The terms that are on; none by default."""
+    """The enabled terms, none by default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -204,20 +204,20 @@ class Shaping(BaseModel):
     repeat: RepeatTerm | None = None
 
     def terms(self) -> dict[str, Valued]:
-        """The terms that are on, by name."""
+        """Return the enabled terms by name."""
         named = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: term for name, term in named.items() if term is not None}
 
     def values(self, sample: Sample) -> dict[str, float]:
-        """Weight times value of each term that is on, by name."""
+        """Return weight times value of each enabled term by name."""
         return {name: term.weight * term.value(sample) for name, term in self.terms().items()}
 
 
 def error_rate(sample: Sample) -> float:
-    """Calls that failed by the model's doing over all calls, 0 to 1; 0 if there was no call.
+    """Return the share of calls that failed because of the model, 0 without calls.
 
-    A call failed if its tool says so, if it was refused with a reason (no tool of that name, arguments that do not
-    fit), or if its observation shows a traceback and nothing else tells.
+    A call failed if its tool says so, or if it was rejected with a reason, such as an unknown tool or wrong arguments.
+    If there is no such information, it failed if its observation contains one of `ERROR_TEXTS`.
     """
     calls = sample.trajectory.calls
     return sum(map(failed, calls)) / len(calls) if calls else 0.0
@@ -232,12 +232,15 @@ def failed(call: CallRecord) -> bool:
 
 
 def exchange(call: CallRecord) -> tuple[str, str]:
-    """What a call said and how it was answered, alike for calls that repeat one another."""
+    """Return the text of a call and its answer, which are equal for repeated calls."""
     return extract_calls(call), _REMINDER.sub("", call.observation)
 
 
 def extract_calls(record: CallRecord) -> str:
-    """The calls of an action without the words around them, white space regarded as one; all of it, if it has none."""
+    """Return the calls of an action without the surrounding text, or the whole action if it has none.
+
+    White space is normalised.
+    """
     texts = [f"{call.name} {_payload(call)}" for call in calls_of(record)] or [record.action]
     return "\n".join(" ".join(text.split()) for text in texts)
 

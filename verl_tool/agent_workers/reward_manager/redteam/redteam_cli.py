@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from verl_tool.agent_workers.reward_manager.grading.cli_inputs import options_of, read_rows
+from verl_tool.agent_workers.reward_manager.grading.cli_inputs import parse_options, read_rows
 from verl_tool.agent_workers.reward_manager.grading.manager_process import (
     GradedCase,
     GradingCase,
@@ -227,7 +227,7 @@ def main(
     console = Console(soft_wrap=False)
     try:
         rows = SAMPLES.get(manager, DEFAULT) if data is None else read_rows(data, limit)
-        report = report_on(manager, options_of(option or []), rows, seconds, console, form or ())
+        report = report_on(manager, parse_options(option or []), rows, seconds, console, form or ())
     except UnusableError as error:
         Console(stderr=True).print(str(error), style="red", markup=False)
         raise typer.Exit(2) from error

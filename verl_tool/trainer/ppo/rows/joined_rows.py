@@ -1,7 +1,7 @@
-"""verl's functions over a batch, run on whole rollouts: the response columns of a rollout's rows behind one another.
+"""Run verl's functions on whole rollouts by concatenating the response columns of each rollout's rows.
 
-A function of verl that works on sequences, such as an advantage estimator, sees one sequence a rollout and does not
-know of the cuts. What it writes is split back into rows. Written for verl 0.9.0 and 0.9.1.
+A function of verl that works on sequences, such as an advantage estimator, sees one sequence per rollout and none of
+the cuts. The columns that it writes are split into rows again. Written for verl 0.9.0 and 0.9.1.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from verl import DataProto
 from verl_tool.trainer.ppo.rows.rollout_index import RolloutIndex
 
 _OF_PROMPTS = ("prompts", "input_ids", "attention_mask", "position_ids")
-"""Columns that are not of the response, though their width may be the same."""
+"""Columns that do not belong to the response, although they may have the same width."""
 
 
 class JoinedRows:
     """The layout of rollouts whose rows are joined."""
 
     def __init__(self, index: RolloutIndex, lengths: Sequence[int]) -> None:
-        """lengths: response tokens of each row."""
+        """`lengths` are the numbers of response tokens of the rows."""
         self.index, self.lengths = index, list(lengths)
         self._width = max((sum(self.lengths[row] for row in rows) for rows in index.rollouts), default=0)
 
     def join(self, column: torch.Tensor) -> torch.Tensor:
-        """Response columns of rows as columns of rollouts, padded with 0. [rows, width] -> [rollouts, joined width]"""
+        """Join a response column by rollout, padded with 0. [rows, width] -> [rollouts, joined width]"""
         joined = column.new_zeros(len(self.index), self._width)
         for rollout, places in self._places():
             for row, start in places:
@@ -41,7 +41,7 @@ class JoinedRows:
         return joined
 
     def split(self, joined: torch.Tensor, width: int) -> torch.Tensor:
-        """The inverse of `join`. [rollouts, joined width] -> [rows, width]"""
+        """Invert `join`. [rollouts, joined width] -> [rows, width]"""
         column = joined.new_zeros(len(self.lengths), width)
         for rollout, places in self._places():
             for row, start in places:
@@ -50,7 +50,7 @@ class JoinedRows:
         return column
 
     def join_batch(self, data: DataProto) -> DataProto:
-        """A batch of rollouts: response columns joined, their length summed, of other columns the final row's value."""
+        """Make a batch of rollouts: join response columns and their lengths, take the rest from final rows."""
         final = self.index.final
         width = _width(data)
         batch = {
@@ -73,7 +73,7 @@ class JoinedRows:
         return data
 
     def _places(self) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-        """Of each rollout, its rows and where each begins in the joined sequence."""
+        """Yield each rollout with its rows, and the position of each row in the joined sequence."""
         for rollout, rows in enumerate(self.index.rollouts):
             starts = np.cumsum([0, *(self.lengths[row] for row in rows[:-1])]).tolist()
             yield rollout, list(zip(rows, starts, strict=True))
@@ -84,7 +84,7 @@ _joined: ContextVar[JoinedRows | None] = ContextVar("joined_rows", default=None)
 
 @contextmanager
 def joining(index: RolloutIndex, lengths: Sequence[int]) -> Iterator[None]:
-    """Within this block, functions wrapped by `on_rollouts` see whole rollouts; `lengths` as of `JoinedRows`."""
+    """Let functions wrapped by `on_rollouts` see whole rollouts within the block. For `lengths` see `JoinedRows`."""
     token = _joined.set(JoinedRows(index, lengths))
     try:
         yield
@@ -102,7 +102,7 @@ def _plain() -> Iterator[None]:
 
 
 def on_rollouts(function: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's `function(data, …)`, which takes a batch and returns metrics, or the batch with or without metrics."""
+    """Wrap a function of verl that takes a batch and returns metrics, or the batch with or without metrics."""
 
     @wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -115,7 +115,7 @@ def on_rollouts(function: Callable[..., Any]) -> Callable[..., Any]:
         if "batch_keys" in kwargs:
             kwargs["batch_keys"] = [kwargs["batch_keys"][row] for row in joined.index.final]
         args, kwargs = (args, kwargs | {name: whole}) if name is not None else ((whole, *args[1:]), kwargs)
-        with _plain():  # what it calls works on whole rollouts already
+        with _plain():  # functions that it calls get whole rollouts already
             result = function(*args, **kwargs)
         if isinstance(result, DataProto):
             return joined.split_batch(result, rows)
@@ -127,7 +127,7 @@ def on_rollouts(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def aggregate_on_rollouts(agg_loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """verl's `agg_loss` where the trainer makes a metric with it."""
+    """Wrap verl's `agg_loss` where the trainer computes a metric with it."""
 
     @wraps(agg_loss)
     def wrapped(loss_mat: torch.Tensor, loss_mask: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

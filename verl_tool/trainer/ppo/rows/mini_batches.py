@@ -1,4 +1,4 @@
-"""Mini-batches of whole prompts, whatever the number of rows that their rollouts are cut into."""
+"""Lay out mini-batches of whole prompts, independent of the number of rows per rollout."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from verl_tool.trainer.ppo.rows.rollout_index import prompt_of
 
 DUMMY = -1
-"""In place of a row: one without a token in the loss, which fills up a mini-batch."""
+"""Stands for a row without tokens in the loss, which fills up a mini-batch."""
 
 
 @dataclass(frozen=True)
 class MiniBatchLayout:
-    """The order of a batch's rows, which a trainer cuts into equal parts: by rank, and in each rank by mini-batch."""
+    """Order of a batch's rows. The trainer splits it equally by rank, and within each rank by mini-batch."""
 
     order: list[int]
-    """Places of rows in the batch, and `DUMMY`."""
+    """Indices of rows in the batch, and `DUMMY`."""
     num_mini_batches: int
 
     @property
     def num_dummies(self) -> int:
-        """Rows that fill up."""
+        """Number of dummy rows."""
         return self.order.count(DUMMY)
 
 
@@ -32,10 +32,17 @@ def lay_out(
     ranks: int,
     multiple: Callable[[int], int] = lambda _: 1,
 ) -> MiniBatchLayout:
-    """Put the rollouts of each prompt into one mini-batch, and balance the work of its rows over the ranks.
+    """Assign all rollouts of a prompt to the same mini-batch, and balance the work of its rows over the ranks.
 
-    Prompts are taken in the order of their names, so that a cut of their rollouts changes no mini-batch. work: of each
-    row. multiple: what the rows of a rank in one mini-batch are a multiple of, by the number of mini-batches.
+    Prompts are sorted by name, so that the mini-batches do not depend on cuts of rollouts.
+
+    Args:
+        keys: keys of the rows in TransferQueue.
+        work: work of each row, in any unit.
+        prompts_per_mini_batch: number of prompts in a mini-batch.
+        ranks: number of ranks.
+        multiple: returns, for the number of mini-batches, what the number of rows per rank in a mini-batch must be a
+            multiple of.
     """
     prompts = sorted({prompt_of(key) for key in keys})
     chunks = [prompts[i : i + prompts_per_mini_batch] for i in range(0, len(prompts), prompts_per_mini_batch)]
@@ -54,7 +61,7 @@ def lay_out(
 
 
 def _balance(rows: Sequence[int], work: Sequence[float], ranks: int, size: int) -> list[list[int]]:
-    """At most `size` rows a rank: each row, those with the most work first, to the rank that has least to do."""
+    """Distribute rows, at most `size` per rank. Each goes to the rank with the least work, the largest rows first."""
     parts: list[list[int]] = [[] for _ in range(ranks)]
     totals = [0.0] * ranks
     for row in sorted(rows, key=lambda row: (-work[row], row)):

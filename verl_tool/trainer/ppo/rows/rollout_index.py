@@ -1,4 +1,4 @@
-"""Which rows of a batch belong to the same rollout."""
+"""Group the rows of a batch by rollout."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RolloutIndex:
-    """Rows by rollout. Rollouts stand in the order of their first rows, the rows of each in that of their numbers."""
+    """Rows by rollout. Rollouts have the order of their first rows, and the rows of a rollout that of their numbers."""
 
     keys: tuple[str, ...]
-    """The rows' keys in TransferQueue: ``{prompt}_{sample}_{row}``."""
+    """Keys of the rows in TransferQueue: ``{prompt}_{sample}_{row}``."""
     rollouts: tuple[tuple[int, ...], ...]
-    """Of each rollout, its rows as places in `keys`."""
+    """Rows of each rollout, as indices of `keys`."""
 
     @classmethod
     def of(cls, keys: Sequence[str]) -> RolloutIndex:
@@ -31,22 +31,22 @@ class RolloutIndex:
         return cls(tuple(keys), tuple(map(tuple, groups.values())))
 
     def __len__(self) -> int:
-        """The number of rollouts."""
+        """Return the number of rollouts."""
         return len(self.rollouts)
 
     @property
     def has_several(self) -> bool:
-        """Whether a rollout has more than one row."""
+        """Whether any rollout has more than one row."""
         return len(self.rollouts) < len(self.keys)
 
     @cached_property
     def final(self) -> list[int]:
-        """The last row of each rollout, which carries its record and its reward."""
+        """The last row of each rollout, which has its record and its reward."""
         return [places[-1] for places in self.rollouts]
 
     @cached_property
     def rollout_by_row(self) -> list[int]:
-        """The rollout of each row, as a place in `rollouts`."""
+        """The rollout of each row, as an index of `rollouts`."""
         by_row = [0] * len(self.keys)
         for rollout, places in enumerate(self.rollouts):
             for place in places:
@@ -54,21 +54,21 @@ class RolloutIndex:
         return by_row
 
     def reduce(self, values: Sequence[T], combine: Callable[[Iterable[T]], T]) -> list[T]:
-        """Combine one value a row to one value a rollout."""
+        """Combine the values of the rows of each rollout to one."""
         return [combine(values[place] for place in places) for places in self.rollouts]
 
     def spread(self, values: Sequence[T]) -> list[T]:
-        """Give each row the value of its rollout."""
+        """Return the value of its rollout for each row."""
         return [values[rollout] for rollout in self.rollout_by_row]
 
 
 def rollout_of(key: str) -> str:
-    """The key of a row's rollout."""
+    """Return the key of a row's rollout."""
     return key.rsplit("_", 1)[0]
 
 
 def prompt_of(key: str) -> str:
-    """The prompt that a row is a sample of."""
+    """Return the prompt of a row."""
     return key.rsplit("_", 2)[0]
 
 

@@ -1,4 +1,4 @@
-"""Settings that cannot train several rows per rollout. Written for verl 0.9.0 and 0.9.1."""
+"""Reject settings that cannot train several rows per rollout. Written for verl 0.9.0 and 0.9.1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLOCATED_REWARD_MODEL = (
     "reward.reward_model.enable_resource_pool=true, or grade with a reward manager"
 )
 LOSSES_BY_ROW = frozenset(("gspo", "geo_mean"))
-"""Policy losses whose importance ratio is one number a row."""
+"""Policy losses with one importance ratio per row."""
 
 
 def check_several_rows(config: DictConfig) -> None:
@@ -24,9 +24,10 @@ def check_several_rows(config: DictConfig) -> None:
 
 
 def rows_multiple(config: DictConfig, num_mini_batches: int) -> int:
-    """What the rows of a rank in one mini-batch must be a multiple of, where micro-batches have a fixed size.
+    """Return what the number of rows per rank in a mini-batch must be a multiple of. 1 without fixed micro-batches.
 
-    Those of an update divide the mini-batch, those of log-probabilities and values all rows of the rank.
+    The micro-batches of an update divide the mini-batch. Those of log-probabilities and values divide all rows of the
+    rank.
     """
     actor, critic = config.actor_rollout_ref.actor, config.critic
     update = [(actor, "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz")]
@@ -52,12 +53,12 @@ def _problems(config: DictConfig) -> Iterator[str]:
     loss = actor.policy_loss.get("loss_mode", "vanilla")
     if loss in LOSSES_BY_ROW:
         yield (
-            f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}: its importance ratio is one number a row; take "
-            "vanilla, or cispo"
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}: it has one importance ratio per row; set it to "
+            "vanilla or cispo"
         )
     for name, section in (("actor_rollout_ref.actor", actor), ("critic", critic)):
         if section.get("shuffle", False):
-            yield f"{name}.shuffle=true would tear rollouts apart over mini-batches; set it to false"
+            yield f"{name}.shuffle=true would split rollouts over mini-batches; set it to false"
     if str(config.algorithm.adv_estimator) == "gae" and critic.ppo_mini_batch_size != actor.ppo_mini_batch_size:
         yield (
             f"critic.ppo_mini_batch_size={critic.ppo_mini_batch_size} and actor_rollout_ref.actor.ppo_mini_batch_size="

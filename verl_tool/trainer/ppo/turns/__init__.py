@@ -1,1 +1,1 @@
-"""Advantages of single turns: what estimators are told of turns, the estimator `mt_grpo`, and metrics."""
+"""Advantages of single turns: inputs of estimators, the estimator `mt_grpo`, and metrics."""

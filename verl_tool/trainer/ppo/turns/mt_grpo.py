@@ -1,25 +1,26 @@
-"""`algorithm.adv_estimator=mt_grpo`: GRPO in which each turn has an advantage of its own.
+"""`algorithm.adv_estimator=mt_grpo`: GRPO with an advantage for each turn.
 
 MT-GRPO of "Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level Reward Design" (arXiv 2505.11821v2, equations
-5, 6 and 10 to 12; first called "… via Turn-Level Credit Assignment"). Trajectory i of a group has K_i turns of the
-model's, an outcome reward R^O_i and turn rewards R^I_i,k. With A^O_i and A^I_i,k those rewards less their mean in the
-group, over their standard deviation there, each token of turn k has the advantage
+5, 6 and 10 to 12; earlier title "… via Turn-Level Credit Assignment"). Trajectory i of a group has K_i turns of the
+model, an outcome reward R^O_i and turn rewards R^I_i,k. A^O_i and A^I_i,k are these rewards minus their mean in the
+group, divided by their standard deviation in the group. Each token of turn k has the advantage
 
     A_i,k = sum over l = k … K_i of α^(l-k) λ A^I_i,l  +  α^(K_i-k) A^O_i
 
 α is ``algorithm.mt_grpo.discount`` and λ ``algorithm.mt_grpo.turn_weight``, the `turn_advantage_coef` of the authors'
-code (Multi-Turn-RL-Agent, `mt_grpo_env_trainer.py`). Both are 1 by default, as there. With turn rewards of 0 and α = 1
-this is GRPO.
+code (Multi-Turn-RL-Agent, `mt_grpo_env_trainer.py`). Both default to 1, as there. With turn rewards of 0 and α = 1 this
+is GRPO.
 
-Where the paper says nothing, or something that does not fit rollouts of unequal length:
+Differences and additions to the paper, for rollouts of different lengths:
 
-- The paper samples G continuations of each turn, G^(K-1) trajectories, so that all k-th turns that it compares follow
-  the same history. Here a group is G whole trajectories, as in the authors' code, and their k-th turns are compared.
-- The paper's trajectories have equally many turns. Here the k-th turn is compared with the k-th turns of those
-  trajectories of the group that have one, answers among them. A turn for which the reward manager gives no reward, such
-  as an answer or a turn that was cut, has turn reward 0: to make no call where others call with success is a
-  disadvantage, as in the authors' code. A turn that no other trajectory of the group reaches has turn advantage 0.
-- Tokens in the loss that are of no turn of the model's (observations, with `mask_observations=false`) have A^O_i.
+- The paper samples G continuations of each turn, G^(K-1) trajectories in total, so that all compared k-th turns have
+  the same history. Here a group consists of G whole trajectories, as in the authors' code, and their k-th turns are
+  compared.
+- In the paper, all trajectories have the same number of turns. Here the k-th turn is compared with the k-th turns of
+  the trajectories of the group that have one, including answers. A turn without a reward, such as an answer or a turn
+  that was cut, has turn reward 0. As in the authors' code, making no call is a disadvantage where others call
+  successfully. A turn that no other trajectory of the group reaches has turn advantage 0.
+- Tokens in the loss that belong to no turn (observations, with `mask_observations=false`) have A^O_i.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ def compute_mt_grpo_advantage(
     turn_rewards: torch.Tensor,
     config: Mapping[str, Any] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages, and the same once more as returns. [batch, response_length]
+    """Compute the advantages, and return them twice, also as returns. [batch, response_length]
 
-    token_level_rewards: their sum in a row is the outcome reward. [batch, response_length]
-    response_mask: 1 on tokens in the loss; all others have advantage 0. [batch, response_length]
+    token_level_rewards: the sum over a row is its outcome reward. [batch, response_length]
+    response_mask: 1 on tokens in the loss. Other tokens have advantage 0. [batch, response_length]
     index: the group of each row. [batch]
-    turn_ids: k on tokens of the model's k-th turn, from 1, and 0 on others. [batch, response_length]
-    turn_rewards: of turn k in column k - 1, with 0 behind a row's last turn. [batch, turns]
-    config: verl's ``algorithm``; of it, ``norm_adv_by_std_in_grpo`` (false: nothing is divided by a standard deviation,
-        neither outcomes nor turns) and ``mt_grpo``.
+    turn_ids: k on tokens of the model's k-th turn, from 1, and 0 on other tokens. [batch, response_length]
+    turn_rewards: the reward of turn k in column k - 1, and 0 after a row's last turn. [batch, turns]
+    config: verl's ``algorithm``, of which ``norm_adv_by_std_in_grpo`` and ``mt_grpo`` are used. If the former is false,
+        neither outcome nor turn rewards are divided by a standard deviation.
     """
     config = config or {}
     options = config.get("mt_grpo") or {}
@@ -67,17 +68,17 @@ def compute_mt_grpo_advantage(
     _, groups = np.unique(np.asarray(index, dtype=str), return_inverse=True)
     turns = _turn_advantages(turn_rewards.double(), written, torch.from_numpy(groups), by_std)
     weighted = float(options.get("turn_weight", 1.0)) * turns
-    by_turn = _with_what_follows(outcome, weighted, last, float(options.get("discount", 1.0)))
+    by_turn = _discounted_sums(outcome, weighted, last, float(options.get("discount", 1.0)))
     advantages = torch.cat([outcome, by_turn], dim=1).gather(1, turn_ids)
     advantages = advantages.to(token_level_rewards.dtype) * response_mask
     return advantages, advantages
 
 
 def _turn_advantages(rewards: torch.Tensor, written: torch.Tensor, groups: torch.Tensor, by_std: bool) -> torch.Tensor:
-    """Each turn's reward compared with those of the same turn in its group; 0 where there is no other. [batch, turns]
+    """Compare each turn's reward with those of the same turn in its group. 0 if there is no other. [batch, turns]
 
-    written: which turns there are. [batch, turns]
-    groups: numbers from 0. [batch]
+    written: whether the row has this turn. [batch, turns]
+    groups: numbers of the groups, from 0. [batch]
     """
 
     def in_group(values: torch.Tensor) -> torch.Tensor:
@@ -93,12 +94,12 @@ def _turn_advantages(rewards: torch.Tensor, written: torch.Tensor, groups: torch
     return torch.where(count > 1, advantages, torch.zeros_like(advantages))
 
 
-def _with_what_follows(outcome: torch.Tensor, turns: torch.Tensor, last: torch.Tensor, discount: float) -> torch.Tensor:
-    """Each turn's own advantage and, discounted, those of later turns and the outcome's. [batch, turns]
+def _discounted_sums(outcome: torch.Tensor, turns: torch.Tensor, last: torch.Tensor, discount: float) -> torch.Tensor:
+    """Add the discounted advantages of later turns and of the outcome to those of each turn. [batch, turns]
 
-    outcome: [batch, 1]
-    turns: advantages of turns; 0 behind the `last` of a row. [batch, turns]
-    last: number of the last turn. [batch, 1]
+    outcome: advantage of the outcome. [batch, 1]
+    turns: advantages of the turns, 0 after the last one of a row. [batch, turns]
+    last: number of the last turn of each row. [batch, 1]
     """
     summed = torch.empty_like(turns)
     following = outcome

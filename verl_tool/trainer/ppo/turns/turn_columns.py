@@ -1,10 +1,10 @@
-"""What advantage estimators are told of turns, in both of verl's trainers.
+"""Pass turns and their rewards to advantage estimators, in both of verl's trainers.
 
-An estimator that names `turn_ids` or `turn_rewards` among its parameters gets them, beside what verl hands to each:
+An estimator with a parameter `turn_ids` or `turn_rewards` gets it, in addition to the arguments of verl:
 
-- turn_ids: k on tokens of the model's k-th turn, from 1, and 0 on others. int64 [batch, response_length]
-- turn_rewards: what the reward manager gave turn k, in column k - 1; 0 where it gave none. float64 [batch, turns], for
-  as many turns as the longest row has
+- turn_ids: k on tokens of the model's k-th turn, from 1, and 0 on other tokens. int64 [batch, response_length]
+- turn_rewards: the reward manager's reward for turn k in column k - 1, 0 if there is none. float64 [batch, turns],
+  where turns is the maximum number of turns in a row
 
 Written for verl 0.9.0 and 0.9.1.
 """
@@ -29,58 +29,59 @@ from verl_tool.errors import ConfigError
 TURN_IDS = "turn_ids"
 Compute = Callable[..., DataProto]
 _TRAINED = "train"
-"""TransferQueue's partition of what is trained on."""
+"""TransferQueue's partition of the training rows."""
 
 
 def takes_turns(adv_estimator: str) -> bool:
-    """Whether the estimator wants to know of turns."""
+    """Return whether the estimator takes turns."""
     return bool(_required(adv_estimator))
 
 
 def takes_turn_rewards(adv_estimator: str) -> bool:
-    """Whether the estimator needs a reward manager that rewards turns."""
+    """Return whether the estimator needs a reward manager that rewards turns."""
     return TURN_REWARDS in _required(adv_estimator)
 
 
 def by_turns(data: DataProto, adv_estimator: str, config: Any) -> DataProto:
-    """`data` with the advantages and returns of an estimator that takes turns: verl would not hand it any.
+    """Add advantages and returns of an estimator that takes turns, which verl itself would not pass to it.
 
-    Raises ConfigError if the reward manager tells no turn rewards and the estimator needs them, and ValueError for
-    turn rewards that are none.
+    Raises ConfigError if the estimator needs turn rewards and the reward manager gives none, and ValueError for
+    malformed turn rewards.
     """
     requested = _required(adv_estimator)
-    description: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     if TURN_IDS in requested:
-        description[TURN_IDS] = data.batch[TURN_IDS]
+        columns[TURN_IDS] = data.batch[TURN_IDS]
     if TURN_REWARDS in requested:
         column = data.non_tensor_batch.get(TURN_REWARDS)
         if column is None:
             raise ConfigError(missing_turn_rewards_message(adv_estimator))
-        description[TURN_REWARDS] = turn_rewards(column, data.batch[TURN_IDS].amax(dim=1).tolist())
+        columns[TURN_REWARDS] = turn_rewards(column, data.batch[TURN_IDS].amax(dim=1).tolist())
     if "uid" in data.non_tensor_batch:
-        description["index"] = data.non_tensor_batch["uid"]
+        columns["index"] = data.non_tensor_batch["uid"]
     data.batch["advantages"], data.batch["returns"] = get_adv_estimator_fn(adv_estimator)(
         token_level_rewards=data.batch["token_level_rewards"],
         response_mask=data.batch["response_mask"],
         config=config,
-        **description,
+        **columns,
     )
     return data
 
 
 def missing_turn_rewards_message(adv_estimator: str) -> str:
-    """What is wrong where the reward manager tells no turn rewards, and what to do."""
+    """Return the error message for a reward manager without turn rewards."""
     return (
-        f"algorithm.adv_estimator={adv_estimator} needs a reward for each turn, and the reward manager tells none "
+        f"algorithm.adv_estimator={adv_estimator} needs a reward for each turn, and the reward manager gives none "
         f"(reward_extra_info[{TURN_REWARDS!r}]); take one that does, such as mt_torl, or search_r1_qa_em or search_f1 "
         "with reward.reward_kwargs.turn_rewards={}, or grpo"
     )
 
 
 def turn_rewards(texts: Iterable[str], turns: Sequence[int]) -> torch.Tensor:
-    """Lists of numbers in JSON as one tensor, zeros at the right. float64 [rows, most turns]
+    """Convert lists of numbers in JSON to a tensor, with zeros at the right. float64 [rows, maximum of `turns`]
 
-    turns: how many turns each row has. Raises ValueError for a list that is none or is longer, with the row's number.
+    `turns` are the numbers of turns of the rows. Raises ValueError, with the row's number, for a text that is not such
+    a list, or has more numbers than the row has turns.
     """
     table = torch.zeros(len(turns), max(turns, default=0), dtype=torch.float64)
     for row, (text, maximum) in enumerate(zip(texts, turns, strict=True)):
@@ -94,9 +95,9 @@ def turn_rewards(texts: Iterable[str], turns: Sequence[int]) -> torch.Tensor:
 
 
 def with_turns(compute: Compute) -> Compute:
-    """verl's `compute_advantage_for_multi_trajectories` of its newer trainer, which fetches the turns first.
+    """Wrap `compute_advantage_for_multi_trajectories` of verl's newer trainer to fetch the turns first.
 
-    The rows lie in TransferQueue, and that trainer takes only what verl's own estimators use.
+    The rows are in TransferQueue, from which that trainer fetches only what verl's own estimators use.
     """
 
     def compute_advantage_for_multi_trajectories(

@@ -1,4 +1,4 @@
-"""Metrics of turns: what they were rewarded with, and how much of the advantages they make up."""
+"""Metrics of turns: their rewards, and their share in the variance of advantages."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from verl_tool.agent_workers.reward_manager.base import TURN_REWARDS
 from verl_tool.trainer.ppo.graded_trajectories import GradedTrajectory
 
 MAX_TURNS = 8
-"""Turns with a metric of their own."""
+"""Maximum number of turns with a metric of their own."""
 SHARE = "agent/turn_advantage/variance_share"
 
 
 def turn_reward_metrics(outcomes: Sequence[GradedTrajectory], prefix: str = "agent") -> dict[str, float]:
-    """Mean reward of each turn, over the trajectories that have this turn; nothing if no turns are rewarded.
+    """Average the reward of each turn over the trajectories that have it. Empty if no turns are rewarded.
 
-    ``{prefix}/turn_reward/K`` is of the K-th turn, from 1 to `MAX_TURNS`; ``{prefix}/turn_reward/sum`` is the mean of
-    a trajectory's sum. A turn that the reward manager gave no reward for counts as 0. Trajectories without a reward
-    (`reward is None`) are left out.
+    ``{prefix}/turn_reward/K`` is the mean of the K-th turn, from 1 to `MAX_TURNS`, and ``{prefix}/turn_reward/sum`` the
+    mean of the sums of trajectories. A turn without a reward counts as 0. Trajectories without a reward (`reward is
+    None`) are left out.
     """
     rows = []
     for outcome in outcomes:
-        description = outcome.reward_extra_info.get(TURN_REWARDS)
-        if description is not None and outcome.trajectory.reward is not None:
-            provided = json.loads(description)
-            rows.append(provided + [0.0] * (outcome.trajectory.num_turns - len(provided)))
+        text = outcome.reward_extra_info.get(TURN_REWARDS)
+        if text is not None and outcome.trajectory.reward is not None:
+            rewards = json.loads(text)
+            rows.append(rewards + [0.0] * (outcome.trajectory.num_turns - len(rewards)))
     if not rows:
         return {}
     metrics = {f"{prefix}/turn_reward/sum": sum(map(sum, rows)) / len(rows)}
@@ -38,11 +38,11 @@ def turn_reward_metrics(outcomes: Sequence[GradedTrajectory], prefix: str = "age
 
 
 def variance_share(advantages: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
-    """`SHARE`: how much of the variance of the tokens' advantages lies within trajectories, 0 to 1.
+    """Compute `SHARE`, the share of the variance of tokens' advantages that lies within trajectories, 0 to 1.
 
-    By the law of total variance over the tokens in the loss. 0: all turns of a trajectory have one advantage, as with
-    GRPO. 1: trajectories differ by nothing but their turns. Nothing if all advantages are equal. Both arguments are
-    ``[batch, response_length]``.
+    Uses the law of total variance over the tokens in the loss. The share is 0 if all turns of a trajectory have the
+    same advantage, as with GRPO, and 1 if all trajectories have the same mean. The result is empty if all advantages
+    are equal. Both arguments are ``[batch, response_length]``.
     """
     written = mask.bool()
     values, there = advantages.double() * written, written.double()

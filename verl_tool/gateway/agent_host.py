@@ -1,0 +1,135 @@
+"""Runs the agent program for one row of the data set, in training and in evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from verl_tool.agent_loop.row import is_present, text_messages
+from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.content.packed_files import unpack
+from verl_tool.errors import ConfigError, SandboxError
+from verl_tool.gateway.agent_program import ROW_IMAGE, AgentProgram, ProgramResult, SessionAddress, run_program
+from verl_tool.gateway.session import with_fault
+from verl_tool.sandbox.sandboxed_service import ServiceSandbox
+from verl_tool.servers.cluster.direct_server import DirectServer
+from verl_tool.verification import Verification
+
+PROGRAM = "agent_program"
+"""Of a record's ``extra``: how the program ended."""
+_CLOSE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class AgentTask:
+    """What a row of the data set gives the program."""
+
+    text: str
+    """The last message."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """For its working directory, by path."""
+    image: str | None = None
+    """Its own image, in place of the program's."""
+
+    @classmethod
+    def of_row(
+        cls,
+        messages: Sequence[Mapping[str, Any]],
+        files: Any,
+        verification: Verification | None,
+        where: str,
+        image: Any = None,
+    ) -> AgentTask:
+        """files: as `build_call_extra` gives them. image: ``workspace_image`` of its ``tools_kwargs``. Raises
+        ConfigError for a row without text, with a verifier, or with an image that is no name."""
+        if verification is not None:
+            raise ConfigError(
+                f"{where} has a verifier, which checks a tool's workspace; a program has none. Grade its files"
+            )
+        text = str(text_messages(messages, where)[-1]["content"])
+        unpacked = {name: file.content for name, file in unpack(files).items()} if is_present(files) else {}
+        if image is not None and not (isinstance(image, str) and image):
+            raise ConfigError(f"{where}: tools_kwargs.{ROW_IMAGE}={image!r:.100} is not the name of an image")
+        return cls(text, unpacked, image)
+
+
+@dataclass(frozen=True)
+class FinishedSession:
+    """What a gateway gives at the end of a session."""
+
+    rollout: Trajectory
+    num_requests: int
+    """For answers, that the model was asked for."""
+
+
+class AgentHost:
+    """The sandbox of a process's agent programs, and `app`, the model routes of their sessions, on a Unix socket."""
+
+    def __init__(self, app: ASGIApp, program: AgentProgram) -> None:
+        self.program = program
+        self._app = app
+        self._sandbox = ServiceSandbox(program.limits)
+        self._folder = tempfile.TemporaryDirectory(prefix="verl_tool_gateway_")
+        os.chmod(self._folder.name, 0o755)
+        self._socket = Path(self._folder.name) / "gateway.sock"
+        self._server: DirectServer | None = None
+        self._starting = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Listen. Raises OSError if nobody can at this path, and what the sandbox raises."""
+        async with self._starting:
+            if self._server is not None:
+                return
+            if self.program.image is None:
+                await self._sandbox.start()
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(self._socket))
+            # Programs are other users if we are root, and in containers.
+            os.chmod(self._socket, 0o666 if os.geteuid() == 0 or self.program.image else 0o600)
+            listener.listen()
+            server = DirectServer(listener)
+            await server.open(self._app)
+            self._server = server
+
+    async def run(
+        self, session: SessionAddress, task: AgentTask, finish: Callable[[], Awaitable[FinishedSession]]
+    ) -> Trajectory:
+        """Run the program in `session`, then `finish` that one, also when cancelled; the rollout, whose record says how
+        the program ended."""
+        result: ProgramResult | str
+        try:
+            place = self.program.choose_place(self._sandbox, task.image)
+            result = await run_program(place, self.program, session, self._socket, task.text, task.files)
+        except SandboxError as error:
+            result = str(error)
+        finally:
+            finished = await finish()
+        rollout = finished.rollout
+        # How a program ends that has called the model may be the model's doing, and is graded.
+        if rollout.excluded is None and not finished.num_requests:
+            rollout = with_fault(rollout, _why_no_request(result))
+        description: dict[str, Any] = {"error": result} if isinstance(result, str) else asdict(result)
+        description["settings"] = self.program.describe()
+        return replace(rollout, extra={**rollout.extra, PROGRAM: description})
+
+    async def close(self) -> None:
+        """End the programs, and the server."""
+        await self._sandbox.close()
+        if self._server is not None:
+            await self._server.close(_CLOSE_SECONDS)
+        self._folder.cleanup()
+
+
+def _why_no_request(result: ProgramResult | str) -> str:
+    if isinstance(result, str):
+        return result
+    end = "was killed at its time limit" if result.exit_code is None else f"exited with {result.exit_code}"
+    return f"the agent program {end} without a request to the model; it printed: {result.output[-500:]}"
