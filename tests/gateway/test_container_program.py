@@ -128,7 +128,7 @@ async def test_what_is_readable_is_there_and_cannot_be_changed(place: Place) -> 
 
 
 async def test_a_program_that_hangs_is_killed_with_its_container(place: Place) -> None:
-    result = await place.run("sh", "-c", "echo begun; sleep 60 & sleep 60", seconds=4)
+    result = await place.run("sh", "-c", "echo begun; sleep 60 & sleep 60", seconds=10)
     assert (result.exit_code, result.output) == (None, "begun\n")
     assert place.containers() == []
 
