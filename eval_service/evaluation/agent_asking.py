@@ -20,6 +20,7 @@ from eval_service.openai.usage import usage_of
 from verl_tool.agent_loop.trajectory import Author, Excluded, Trajectory
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.gateway.agent_host import AgentHost, AgentTask, FinishedSession
+from verl_tool.gateway.agent_program import ROW_IMAGE
 from verl_tool.gateway.gateway_app import SESSIONS_PATH
 from verl_tool.gateway.settings import GatewaySettings
 from verl_tool.protocol import FILES_FIELD
@@ -50,6 +51,8 @@ class AgentAsker(Asker):
     async def __aenter__(self) -> AgentAsker:
         """Raises ConfigError as `Asker`, and for an endpoint without sessions; SandboxError without a sandbox."""
         await super().__aenter__()
+        if self._settings.program.mcp:
+            raise ConfigError("gateway.program.mcp: sessions of the endpoint have no tools; leave it out (mcp=false)")
         if not self.gives_trajectories:
             raise ConfigError(f"{self._asking.base_url} has no sessions of agents; --agent needs eval_service.app")
         async with contextlib.AsyncExitStack() as stack:
@@ -82,8 +85,9 @@ class AgentAsker(Asker):
         no sessions."""
         began = time.perf_counter()
         blank = Record(problem.index, sample, self.digest(problem), problem=problem.digest)
-        files = problem.tools_kwargs.get(FILES_FIELD)
-        task = AgentTask.of_row(problem.messages, files, problem.verification, f"row {problem.index} of the data")
+        files, image = problem.tools_kwargs.get(FILES_FIELD), problem.tools_kwargs.get(ROW_IMAGE)
+        where = f"row {problem.index} of the data"
+        task = AgentTask.of_row(problem.messages, files, problem.verification, where, image)
         try:
             session = await self._open(sample)
             trajectory = await self._host.run(session, task, partial(self._finish, session))

@@ -113,8 +113,12 @@ def _confined(name: str, command: list[str], folder: str) -> list[str]:
         elif entry.is_dir() and entry.name not in _HIDDEN:
             words += ["--ro-bind", entry.path, entry.path]
     words += ["--dev", "/dev", "--ro-bind", "/proc", "/proc", "--dir", "/box"]
+    mounted = json.loads((STATE / name / "options.json").read_text()).get("--volume", ())
     for inside, outside in (("/box/work", "work"), ("/tmp", "tmp"), ("/dev/shm", "shm")):
         words += ["--bind", str(STATE / name / outside), inside]
+    for each in mounted:
+        outside, inside, _ = each.split(":")
+        words += ["--ro-bind", outside, inside]
     return [*words, "--chdir", folder, *command]
 
 

@@ -150,6 +150,21 @@ class RowContext:
     tokens: tuple[int, ...]
     reason: str
     """Why the row was started: a value of the option `context`, or `DELEGATED`."""
+    images: tuple[tuple[int, int, str], ...] = ()
+    """Images among the tokens, in order: start, number of tokens, SHA-256."""
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The tokens as a prompt."""
+        segments, end = [], 0
+        for start, length, image in self.images:
+            if start > end:
+                segments.append(Segment(Author.PROMPT, self.tokens[end:start]))
+            end = start + length
+            segments.append(Segment(Author.PROMPT, self.tokens[start:end], image=image))
+        if end < len(self.tokens) or not segments:
+            segments.append(Segment(Author.PROMPT, self.tokens[end:]))
+        return tuple(segments)
 
 
 @dataclass(frozen=True)
@@ -194,6 +209,8 @@ class CallRecord:
     local: bool = False
     """Whether the loop answered the call itself (``delegate``). `seconds` is then 0: the sub-agent's time is in the
     timings."""
+    over_mcp: bool = False
+    """Whether an agent behind the gateway called the tool over MCP. The call then belongs to no turn of the model."""
 
 
 @dataclass(frozen=True)
@@ -296,8 +313,9 @@ class Trajectory:
 
     @property
     def turn_calls(self) -> tuple[CallRecord, ...]:
-        """The main agent's calls, without that of `call_tool_first`. The k-th call ended the k-th turn."""
-        turns, calls = self.num_turns, tuple(call for call in self.calls if not call.agent)
+        """The main agent's calls, without that of `call_tool_first` and those over MCP. The k-th call ended the k-th
+        turn."""
+        turns, calls = self.num_turns, tuple(call for call in self.calls if not (call.agent or call.over_mcp))
         first_request = bool(calls) and not calls[0].action
         in_prompt = any(segment.author is not Author.PROMPT for segment in self.segments[: self.prompt_segments])
         called_first = first_request and (in_prompt or len(calls) > turns)
@@ -347,7 +365,7 @@ class Trajectory:
         if not self.contexts:
             return (self,)
         prompts = [self.segments[: self.prompt_segments]]
-        prompts += [(Segment(Author.PROMPT, context.tokens),) for context in self.contexts]
+        prompts += [context.segments for context in self.contexts]
         return tuple(
             replace(
                 self,

@@ -16,7 +16,7 @@ from verl_tool.agent_loop.row import is_present, text_messages
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError
-from verl_tool.gateway.agent_program import AgentProgram, ProgramResult, SessionAddress, run_program
+from verl_tool.gateway.agent_program import ROW_IMAGE, AgentProgram, ProgramResult, SessionAddress, run_program
 from verl_tool.gateway.session import with_fault
 from verl_tool.gateway.session_socket import listen_for
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
@@ -36,19 +36,29 @@ class AgentTask:
     """For its working directory, by path."""
     messages: Sequence[Mapping[str, Any]] = ()
     """The whole conversation; empty: the text is all. No other column: it may hold the answer."""
+    image: str | None = None
+    """Its own image, in place of the program's."""
 
     @classmethod
     def of_row(
-        cls, messages: Sequence[Mapping[str, Any]], files: Any, verification: Verification | None, where: str
+        cls,
+        messages: Sequence[Mapping[str, Any]],
+        files: Any,
+        verification: Verification | None,
+        where: str,
+        image: Any = None,
     ) -> AgentTask:
-        """files: as `build_call_extra` gives them. Raises ConfigError for a row without text or with a verifier."""
+        """files: as `build_call_extra` gives them. image: ``workspace_image`` of its ``tools_kwargs``. Raises
+        ConfigError for a row without text, with a verifier, or with an image that is no name."""
         if verification is not None:
             raise ConfigError(
                 f"{where} has a verifier, which checks a tool's workspace; a program has none. Grade its files"
             )
         texts = text_messages(messages, where)
         unpacked = {name: file.content for name, file in unpack(files).items()} if is_present(files) else {}
-        return cls(str(texts[-1]["content"]), unpacked, texts)
+        if image is not None and not (isinstance(image, str) and image):
+            raise ConfigError(f"{where}: tools_kwargs.{ROW_IMAGE}={image!r:.100} is not the name of an image")
+        return cls(str(texts[-1]["content"]), unpacked, texts, image)
 
 
 @dataclass(frozen=True)
@@ -76,9 +86,11 @@ class AgentHost:
     async def start(self) -> None:
         """Start the sandbox. Raises what it raises."""
         async with self._starting:
-            if not self._started:
+            if self._started:
+                return
+            if self.program.image is None:
                 await self._sandbox.start()
-                self._started = True
+            self._started = True
 
     async def run(
         self, session: SessionAddress, task: AgentTask, finish: Callable[[], Awaitable[FinishedSession]]
@@ -87,10 +99,10 @@ class AgentHost:
         the program ended."""
         result: ProgramResult | str
         try:
-            async with listen_for(session.id, self._app, Path(self._folder.name)) as path:
-                result = await run_program(
-                    self._sandbox, self.program, session, path, task.text, task.files, task.messages
-                )
+            place = self.program.choose_place(self._sandbox, task.image)
+            shared = self.program.image is not None
+            async with listen_for(session.id, self._app, Path(self._folder.name), shared=shared) as path:
+                result = await run_program(place, self.program, session, path, task.text, task.files, task.messages)
         except SandboxError as error:
             result = str(error)
         finally:

@@ -16,18 +16,22 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from verl_tool.errors import ConfigError, SandboxError
+from verl_tool.gateway.container_program import ContainerOptions, ContainerService, ProgramContainers
 from verl_tool.gateway.gateway_app import SESSIONS_PATH
 from verl_tool.gateway.inside.python_program import ROW_FILE
-from verl_tool.gateway.presets import PRESETS
+from verl_tool.gateway.presets import MCP_PRESETS, PRESETS
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.sandboxed_service import RunningService, SandboxedService, ServiceSandbox
 
 PORT = 8000
 """Of the gateway, on the loopback device of each program's sandbox."""
+ROW_IMAGE = "workspace_image"
+"""In ``tools_kwargs`` of a row: its own image."""
 MAX_OUTPUT = 64 << 10
 """Bytes of a program's output that are kept: the last ones."""
 MAX_FILE = 256 << 10
 """Bytes of a file that is kept."""
+MCP_VARIABLE = "MCP_URL"
 _INSIDE = Path(__file__).parent / "inside"
 _FORWARDER = (_INSIDE / "forwarder.py").read_text(encoding="utf-8")
 _PYTHON_PROGRAM = (_INSIDE / "python_program.py").read_text(encoding="utf-8")
@@ -36,9 +40,9 @@ _OPEN_FILES, _DISK_BYTES, _DISK_FILES = 4096, 1 << 30, 1 << 16
 _MAX_ARGUMENT = 2000
 """Characters of an argument that a record has."""
 _CONTEXT_TOKENS = 200_000
-_PLACEHOLDER = re.compile(r"\{(?:task|system|prompt|messages|base_url|key|session|context)\}")
-_NOT_STARTED = 127
-"""Status of a program that cannot be started in the sandbox."""
+_PLACEHOLDER = re.compile(r"\{(?:task|system|prompt|messages|base_url|key|session|context|mcp_url)\}")
+_NOT_STARTED = (126, 127)
+"""Status of a program that cannot be started in the sandbox, or in a container."""
 
 
 class AgentProgram(BaseModel):
@@ -52,6 +56,7 @@ class AgentProgram(BaseModel):
     | ``{messages}`` | all its messages as JSON |
     | ``{base_url}``, ``{key}``, ``{session}`` | of the session |
     | ``{context}`` | tokens of the model's context |
+    | ``{mcp_url}`` | of the session's tools |
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -79,6 +84,11 @@ class AgentProgram(BaseModel):
     """Of all its processes together."""
     processes: int = Field(default=256, ge=1)
     """Processes and threads at once."""
+    image: str | None = None
+    """It runs in a container of this image, which needs ``bash`` and ``python3``, and not in the sandbox."""
+    container: ContainerOptions = ContainerOptions()
+    mcp: bool = False
+    """It calls the tools of the trainer's tool server over MCP, at ``{mcp_url}`` (``MCP_URL`` in its environment)."""
     keep_files: tuple[str, ...] = ()
     """Files in its working directory whose contents are kept in the record, such as an answer to grade."""
 
@@ -92,6 +102,17 @@ class AgentProgram(BaseModel):
             disk_bytes=_DISK_BYTES,
             disk_files=_DISK_FILES,
         )
+
+    def choose_place(self, sandbox: ServiceSandbox, row_image: str | None = None) -> ServiceSandbox | ProgramContainers:
+        """Where it runs: in `sandbox`, or in containers. row_image: a row's own, in place of `image`.
+
+        Raises ConfigError if the program has none.
+        """
+        if self.image is None and row_image is None:
+            return sandbox
+        if self.image is None:
+            raise ConfigError(f"tools_kwargs.{ROW_IMAGE}={row_image!r:.100} needs gateway.program.image, the default")
+        return ProgramContainers(row_image or self.image, self.container, self.limits)
 
     def resolve(self) -> AgentProgram:
         """The program with its preset filled in. Raises ConfigError if it names none or several, a preset that is not
@@ -111,6 +132,9 @@ class AgentProgram(BaseModel):
         if not install.is_dir():
             hint = f"run bash scripts/install_agents.sh {self.install}"
             raise ConfigError(f"gateway.program.install={self.install} is not a folder; {hint}")
+        if self.mcp and self.preset not in MCP_PRESETS:
+            able = ", ".join(sorted(MCP_PRESETS))
+            raise ConfigError(f"gateway.program.mcp: {self.preset} does not speak MCP; those that do: {able}")
         preset = PRESETS[self.preset](install)
         update = {
             "command": preset.command,
@@ -153,7 +177,7 @@ class ProgramResult:
 
 
 async def run_program(
-    sandbox: ServiceSandbox,
+    sandbox: ServiceSandbox | ProgramContainers,
     program: AgentProgram,
     session: SessionAddress,
     socket: Path,
@@ -161,8 +185,9 @@ async def run_program(
     files: Mapping[str, bytes] | None = None,
     messages: Sequence[Mapping[str, Any]] = (),
 ) -> ProgramResult:
-    """Run `program` in a fresh sandbox until it exits. socket: Unix socket on which the gateway listens. files: put
-    into its working directory first. messages: the conversation that ends with `task`; empty: there is nothing else.
+    """Run `program` in a fresh sandbox or container until it exits. socket: Unix socket on which the gateway listens.
+    files: put into its working directory first. messages: the conversation that ends with `task`; empty: there is
+    nothing else.
 
     Raises SandboxError if it cannot be started.
     """
@@ -179,30 +204,32 @@ async def run_program(
         "{key}": session.key,
         "{session}": session.id,
         "{context}": str(program.context_tokens or _CONTEXT_TOKENS),
+        "{mcp_url}": f"{base}/mcp",
     }
     env = {
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_KEY": session.key,
         "ANTHROPIC_BASE_URL": base,
         "ANTHROPIC_API_KEY": session.key,
+        **({MCP_VARIABLE: f"{base}/mcp"} if program.mcp else {}),
         **{name: _fill(text, values) for name, text in program.env.items()},
     }
     command = [_fill(text, values) for text in program.command]
     if program.python is not None:
-        command = ["python", "-c", _PYTHON_PROGRAM, program.python, session.id]
+        command = ["python3", "-c", _PYTHON_PROGRAM, program.python, session.id]
         files = {**(files or {}), ROW_FILE: json.dumps({"messages": texts}).encode()}
     service = SandboxedService(
-        ("python", "-c", _FORWARDER, str(socket), str(PORT), json.dumps(program.keep_files), *command),
+        ("python3", "-c", _FORWARDER, str(socket), str(PORT), json.dumps(program.keep_files), *command),
         env,
         readable=(str(socket.parent), *program.readable),
         loopback=True,
     )
     started = time.monotonic()
-    running = await sandbox.spawn(service, line_bytes=_LINE_BYTES)
+    running: RunningService | ContainerService = await sandbox.spawn(service, line_bytes=_LINE_BYTES)
     log = bytearray()
     last: dict[str, Any] | None = None
     try:
-        last = await asyncio.wait_for(_communicate(running, files or {}, log), program.seconds)
+        last = await asyncio.wait_for(_communicate(running.process, files or {}, log), program.seconds)
     except asyncio.TimeoutError:
         pass
     finally:
@@ -217,9 +244,10 @@ async def run_program(
     return ProgramResult(last["exit"], output, found, seconds)
 
 
-async def _communicate(running: RunningService, files: Mapping[str, bytes], log: bytearray) -> dict[str, Any]:
+async def _communicate(
+    process: asyncio.subprocess.Process, files: Mapping[str, bytes], log: bytearray
+) -> dict[str, Any]:
     """Send the files, collect what the program prints, and return the forwarder's last line."""
-    process = running.process
     assert process.stdin is not None
     assert process.stdout is not None
     encoded = {name: base64.b64encode(data).decode() for name, data in files.items()}
@@ -238,7 +266,7 @@ async def _communicate(running: RunningService, files: Mapping[str, bytes], log:
         line = await process.stdout.readline()
         if not line:
             await collecting
-            if await process.wait() == _NOT_STARTED:
+            if await process.wait() in _NOT_STARTED:
                 return {"error": bytes(log[-500:]).decode("utf-8", "replace")}
         result = _read_result(line)
         with contextlib.suppress(asyncio.TimeoutError):

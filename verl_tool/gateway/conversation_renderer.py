@@ -12,10 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_tool.agent_loop.observation import ControlTokens
+from verl_tool.agent_loop.rendering.images import ImagePlacer
 from verl_tool.agent_loop.rendering.template_text import MODEL_MARK, control_token_ids, count_written
 from verl_tool.agent_loop.rendering.tool_messages import TemplateCalls, dummy_id, plain_name
 from verl_tool.agent_loop.tokenizer import Tokenizer, render_prompt
-from verl_tool.content.parts import TextPart
+from verl_tool.agent_loop.trajectory import Author, Segment
+from verl_tool.content.parts import AudioPart, ImagePart, TextPart
+from verl_tool.errors import ContentError
 from verl_tool.formats import Format, rendered_markers
 from verl_tool.gateway.conversation import AgentMessage, Role, ToolCall
 from verl_tool.gateway.dialects.base import RequestError
@@ -29,9 +32,17 @@ _MAX_CLOSING = 16
 class ConversationRenderer(TemplateCalls):
     """Renders requests for one model."""
 
-    def __init__(self, tokenizer: Tokenizer, end_token_ids: frozenset[int], formats: Sequence[Format]) -> None:
-        """end_token_ids: those that end the model's turn. formats: those in which it calls."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        end_token_ids: frozenset[int],
+        formats: Sequence[Format],
+        images: ImagePlacer | None = None,
+    ) -> None:
+        """end_token_ids: those that end the model's turn. formats: those in which it calls. images: None if the model
+        reads text only."""
         super().__init__(tokenizer, formats)
+        self._images = images
         self._end_token_ids = end_token_ids
         self._control = control_token_ids(tokenizer)
         self._escape = ControlTokens(tokenizer, allowed=rendered_markers(tuple(formats)))
@@ -64,6 +75,19 @@ class ConversationRenderer(TemplateCalls):
         written = count_written(sampled, ids[:_MAX_CLOSING], self._end_token_ids, self._control)
         return ids[written:]
 
+    def place_images(self, rendered: Sequence[int], messages: Sequence[AgentMessage]) -> tuple[Segment, ...]:
+        """`rendered` with the tokens of the messages' images, each a segment of its own; empty if there are none.
+        Raises RequestError if the model does not take one, or the prompt has other places for images."""
+        images = images_of(messages)
+        if self._images is None:
+            return ()
+        try:
+            self._images.check_prompt(rendered, images)
+            placed = self._images.replace_placeholders([Segment(Author.TOOL, tuple(rendered))], images)
+        except ContentError as error:
+            raise RequestError(f"messages: {error}") from error
+        return tuple(placed or ()) if images else ()
+
     def _behind_answer(self, answer: AgentMessage, messages: Sequence[Mapping[str, Any]]) -> str:
         """What the template writes behind an answer like `answer` that `messages` follow."""
         if answer.calls and self.found:
@@ -88,16 +112,15 @@ class ConversationRenderer(TemplateCalls):
         messages come before."""
         rendered: list[dict[str, Any]] = []
         for message in messages:
-            if any(not isinstance(part, TextPart) for part in message.parts):
-                raise RequestError("messages: an image or audio, and the model reads text only; leave it out")
             role = message.role
+            self._check_parts(message)
             if role is Role.ASSISTANT:
                 calls = message.calls
                 rendered.append(self._assistant_message(message))
                 continue
             if role is Role.SYSTEM and self.folds_system and (late or rendered):
                 role = Role.USER
-            text = message.text if role is Role.SYSTEM else next(self._escape.escaped_forms(message.text))
+            text = message.text if role is Role.SYSTEM else self._escaped(message)
             if role is Role.TOOL:
                 place = message.answers or 0
                 named = self._calls(calls)[place] if place < len(calls) else None
@@ -110,6 +133,22 @@ class ConversationRenderer(TemplateCalls):
             else:
                 rendered.append({"role": role.value, "content": text})
         return rendered
+
+    def _check_parts(self, message: AgentMessage) -> None:
+        other = [part for part in message.parts if not isinstance(part, TextPart)]
+        if self._images is None or any(not isinstance(part, ImagePart) for part in other):
+            if other:
+                reads = "text only" if self._images is None else "text and images only"
+                raise RequestError(f"messages: an image or audio, and the model reads {reads}; leave it out")
+        elif other and message.role not in (Role.USER, Role.TOOL):
+            raise RequestError(f"messages: an image from {message.role.value}; send those of a user and of tools only")
+
+    def _escaped(self, message: AgentMessage) -> str:
+        """The text, with the model's placeholder for each image."""
+        if self._images is None or all(isinstance(part, TextPart) for part in message.parts):
+            return next(self._escape.escaped_forms(message.text))
+        texts = [next(self._escape.escaped_forms(p.text)) if isinstance(p, TextPart) else p for p in message.parts]
+        return self._images.text_of([each for each in texts if not isinstance(each, AudioPart)])
 
     def _assistant_message(self, message: AgentMessage) -> dict[str, Any]:
         rendered: dict[str, Any] = {"role": "assistant", "content": message.text}
@@ -141,6 +180,11 @@ class ConversationRenderer(TemplateCalls):
         except Exception:  # noqa: BLE001 - a template is a program, and raises what it likes
             return False
         return 0 <= behind.find(MODEL_MARK) < behind.find(_SYSTEM_MARK) and before.find(_SYSTEM_MARK) > 0
+
+
+def images_of(messages: Sequence[AgentMessage]) -> list[ImagePart]:
+    """The images of a conversation, in order."""
+    return [part for message in messages for part in message.parts if isinstance(part, ImagePart)]
 
 
 def _object(arguments: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 POST /sessions                      open a session: its id, key and paths
 POST /sessions/ID/v1/…              what an agent calls; or /v1/… with the session's key as API key
+POST /sessions/ID/mcp               the tool server's tools, where the gateway has one
 POST /sessions/ID/finish            end it: {"reward": 1.0} -> {"trajectory": …}
 GET, DELETE /sessions/ID
 """
@@ -16,7 +17,7 @@ import re
 import secrets
 import time
 import weakref
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ from verl_tool.gateway.dialects.base import Dialect, RequestError
 from verl_tool.gateway.dialects.chat import ChatDialect
 from verl_tool.gateway.dialects.messages import MessagesDialect, render_token_count
 from verl_tool.gateway.dialects.responses import ResponsesDialect
+from verl_tool.gateway.mcp_tools import GatewayTools
 from verl_tool.gateway.session import AgentSession, PendingAnswer, SessionModel, SessionOptions
 from verl_tool.http.disconnect import reject_disconnected
 from verl_tool.http.event_stream import EventStream
@@ -39,6 +41,7 @@ from verl_tool.http.messages import Disconnected, HttpError, JsonResponse
 from verl_tool.http.metrics import HttpMetrics
 from verl_tool.http.request_body import RequestBodies
 from verl_tool.http.web_app import HEALTH_PATH, Handler, Request, WebApp
+from verl_tool.servers.replica.mcp_endpoint import McpEndpoint
 from verl_tool.util.json_text import BadJsonError, decode_request_json
 
 MAX_BODY_BYTES = 64 << 20
@@ -85,8 +88,12 @@ class GatewayOptions(BaseModel):
 class Gateway:
     """Sessions of agents with one model."""
 
-    def __init__(self, model: SessionModel, options: GatewayOptions | None = None) -> None:
-        self.model, self.options = model, options or GatewayOptions()
+    def __init__(
+        self, model: SessionModel, options: GatewayOptions | None = None, tools: GatewayTools | None = None
+    ) -> None:
+        """tools: what agents may call over MCP."""
+        self.model, self.options, self.tools = model, options or GatewayOptions(), tools
+        self._mcp = McpEndpoint()
         self.sessions: dict[str, AgentSession] = {}
         self._by_key: weakref.WeakValueDictionary[bytes, AgentSession] = weakref.WeakValueDictionary()
         """By the hash of a session's key."""
@@ -110,9 +117,18 @@ class Gateway:
         bodies = RequestBodies(MAX_BODY_BYTES, 8 * MAX_BODY_BYTES)
         return WebApp(routes, metrics or HttpMetrics(CollectorRegistry()), bodies, host_check=host_check)
 
-    def open_session(self, options: SessionOptions | None = None, session_id: str | None = None) -> AgentSession:
-        """Open a session. Raises HttpError 503 if `max_sessions` are open, 409 if the id is in use, 501 if the model
-        has no chat template."""
+    def open_session(
+        self,
+        options: SessionOptions | None = None,
+        session_id: str | None = None,
+        *,
+        call_extra: Mapping[str, Any] | None = None,
+        listed_tools: Sequence[str] | None = None,
+    ) -> AgentSession:
+        """Open a session. call_extra, listed_tools: as of `GatewayTools.open`.
+
+        Raises HttpError 503 if `max_sessions` are open, 409 if the id is in use, 501 if the model has no chat template.
+        """
         self._close_idle()
         if sum(not session.is_finished for session in self.sessions.values()) >= self.options.max_sessions:
             message = f"max_sessions={self.options.max_sessions} sessions are open; finish some"
@@ -123,7 +139,8 @@ class Gateway:
         options = options or SessionOptions()
         options = options.model_copy(update={"sampling": self.options.sampling | options.sampling})
         try:
-            session = AgentSession(session_id, self.model, options)
+            tools = None if self.tools is None else self.tools.open(session_id, call_extra, listed_tools)
+            session = AgentSession(session_id, self.model, options, tools=tools)
         except ConfigError as error:
             raise HttpError(501, "no_chat_template", str(error)) from error
         self.add_session(session)
@@ -166,6 +183,7 @@ class Gateway:
             *(("POST", prefix + dialect.path, self._answering(dialect)) for dialect in DIALECTS),
             ("POST", f"{prefix}/v1/messages/count_tokens", self._count_tokens),
             ("GET", f"{prefix}/v1/models", self._models),
+            ("POST", f"{prefix}/mcp", self._call_tools),
             *(("HEAD", f"{prefix}{path}", self._probe) for path in _PROBED if prefix or path == "/v1/models"),
         ]
 
@@ -178,6 +196,15 @@ class Gateway:
     async def _models(self, request: Request) -> Response:
         entry = {"id": self.options.model_name, "object": "model", "created": 0, "owned_by": "verl-tool"}
         return JsonResponse({"object": "list", "data": [entry]})
+
+    async def _call_tools(self, request: Request) -> Response:
+        session = self._session(request)
+        if session.tools is None or session.is_finished:
+            why = "is finished" if session.is_finished else "has no tools; this gateway has no tool server"
+            raise HttpError(404, "no_tools", f"this session {why}")
+        session.used_at = time.monotonic()
+        session.tools.turns_left = session.turns_left
+        return await self._mcp.serve(session.tools, request)
 
     async def _open(self, request: Request) -> Response:
         self._check_admin(request)

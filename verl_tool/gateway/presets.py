@@ -37,8 +37,10 @@ def _npm(install: Path, script: str, **env: str) -> Preset:
 
 def _claude_code(install: Path) -> Preset:
     script = (
-        'exec "$AGENTS/node_modules/.bin/claude" -p "$TASK" --output-format json --permission-mode bypassPermissions'
+        'exec "$AGENTS/node_modules/.bin/claude" -p "$TASK" --output-format json --permission-mode bypassPermissions '
+        '${MCP_URL:+--mcp-config "$MCP_SETTINGS"}'
     )
+    mcp = {"mcpServers": {"tools": {"type": "http", "url": "{mcp_url}"}}}
     return _npm(
         install,
         script,
@@ -47,6 +49,7 @@ def _claude_code(install: Path) -> Preset:
         CLAUDE_CODE_ATTRIBUTION_HEADER="0",
         CLAUDE_CODE_AUTO_COMPACT_WINDOW="{context}",
         DISABLE_TELEMETRY="1",
+        MCP_SETTINGS=json.dumps(mcp),
     )
 
 
@@ -63,10 +66,11 @@ env_key = "OPENAI_API_KEY"
 wire_api = "responses"
 """
     script = (
-        'mkdir -p "$HOME/.codex"; printf %s "$SETTINGS" > "$HOME/.codex/config.toml"; '
+        'mkdir -p "$HOME/.codex"; printf %s "$SETTINGS${MCP_URL:+$MCP_SETTINGS}" > "$HOME/.codex/config.toml"; '
         'exec "$AGENTS/node_modules/.bin/codex" exec --json --skip-git-repo-check "$TASK"'
     )
-    return _npm(install, script, SETTINGS=settings)
+    mcp = '[mcp_servers.tools]\nurl = "{mcp_url}"\n'
+    return _npm(install, script, SETTINGS=settings, MCP_SETTINGS=mcp)
 
 
 def _pi(install: Path) -> Preset:
@@ -93,10 +97,13 @@ def _opencode(install: Path) -> Preset:
     settings = {"autoupdate": False, "share": "disabled", "model": "gateway/model", "provider": {"gateway": provider}}
     script = (
         'mkdir -p "$HOME/.config/opencode"; printf %s "$SETTINGS" > "$HOME/.config/opencode/opencode.json"; '
+        'export OPENCODE_CONFIG_CONTENT="${MCP_URL:+$MCP_SETTINGS}"; '
         'exec "$AGENTS/node_modules/.bin/opencode" run --format json "$TASK"'
     )
+    mcp = {"mcp": {"tools": {"type": "remote", "url": "{mcp_url}", "enabled": True}}}
     disabled = ("OPENCODE_DISABLE_MODELS_FETCH", "OPENCODE_DISABLE_AUTOUPDATE", "OPENCODE_DISABLE_LSP_DOWNLOAD")
-    return _npm(install, script, SETTINGS=_json(settings), **dict.fromkeys(disabled, "1"))
+    written = {"SETTINGS": _json(settings), "MCP_SETTINGS": _json(mcp)}
+    return _npm(install, script, **written, **dict.fromkeys(disabled, "1"))
 
 
 def _qwen_code(install: Path) -> Preset:
@@ -155,3 +162,5 @@ PRESETS: dict[str, Callable[[Path], Preset]] = {
     "smolagents": _library("smolagents"),
 }
 """By name, each made for the folder that the agents are installed in."""
+MCP_PRESETS = frozenset({"claude_code", "codex", "opencode"})
+"""Those that speak MCP: they use the tool server's tools if ``MCP_URL`` is in their environment."""

@@ -15,8 +15,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from verl_tool.agent_loop.generators.base import Generation, Generator
+from verl_tool.agent_loop.generators.base import Generation, Generator, ImageGenerator
 from verl_tool.agent_loop.generators.turn_writer import up_to_stop
+from verl_tool.agent_loop.rendering.images import ImagePlacer
 from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
 from verl_tool.errors import ConfigError
@@ -27,6 +28,7 @@ from verl_tool.formats.scan import THOUGHTS
 from verl_tool.gateway.conversation import AgentRequest, Finish, ModelAnswer, ToolCall
 from verl_tool.gateway.conversation_renderer import ConversationRenderer
 from verl_tool.gateway.dialects.base import RequestError
+from verl_tool.gateway.mcp_tools import SessionTools
 from verl_tool.gateway.request_reader import RequestReader
 from verl_tool.gateway.session_record import SESSION
 from verl_tool.gateway.session_tree import ModelTurn, Placement, SessionPolicy, SessionTree
@@ -68,12 +70,16 @@ class SessionOptions(BaseModel):
 class SessionModel:
     """The model behind a gateway."""
 
-    generator: Generator
+    generator: Generator | ImageGenerator
     tokenizer: Tokenizer
     formats: tuple[Format, ...]
     """Those in which it calls tools."""
     end_token_ids: frozenset[int]
     max_model_len: int
+    images: ImagePlacer | None = None
+    """How it reads images; None: it reads text only."""
+    max_images: int | None = None
+    """Of one request; None: any number."""
     place: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     """Held while an answer is sampled. Its errors are those of the engine, and the wait for it is not part of
     `SessionOptions.answer_seconds`."""
@@ -81,22 +87,24 @@ class SessionModel:
     @classmethod
     def create(
         cls,
-        generator: Generator,
+        generator: Generator | ImageGenerator,
         tokenizer: Tokenizer,
         formats: Sequence[Format],
         max_model_len: int,
         end_token_ids: frozenset[int] = frozenset(),
         place: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        images: ImagePlacer | None = None,
+        max_images: int | None = None,
     ) -> SessionModel:
         """end_token_ids: those that end a turn in addition to the tokenizer's own."""
         ends = end_token_ids | tokenizer.eos_token_ids
-        return cls(generator, tokenizer, tuple(formats), ends, max_model_len, place)
+        return cls(generator, tokenizer, tuple(formats), ends, max_model_len, images, max_images, place)
 
     @functools.cached_property
     def renderer(self) -> ConversationRenderer:
         """Renders its prompts. Raises ConfigError if it has no chat template."""
         try:
-            return ConversationRenderer(self.tokenizer, self.end_token_ids, self.formats)
+            return ConversationRenderer(self.tokenizer, self.end_token_ids, self.formats, self.images)
         except Exception as error:  # a template is a program, and raises what it likes
             raise ConfigError(f"agents need a model with a chat template: {error}") from error
 
@@ -135,6 +143,8 @@ class AgentSession:
     """What the engine raised last, if it has not answered since."""
     aborted: bool = False
     """The engine gave up an answer."""
+    tools: SessionTools | None = None
+    """What the agent may call over MCP."""
     opened_at: float = field(default_factory=time.monotonic)
     rejections: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_REJECTIONS))
     """What the agent was told of its last requests that were rejected."""
@@ -150,6 +160,12 @@ class AgentSession:
     def is_finished(self) -> bool:
         """Whether it takes no more requests."""
         return self._finishing is not None
+
+    @property
+    def turns_left(self) -> int:
+        """Answers that it may still ask for."""
+        running = sum(not each.task.done() for each in self._pending)
+        return max(0, self.options.max_turns - len(self.tree.turns) - running)
 
     async def open_answer(self, request: AgentRequest) -> PendingAnswer:
         """Begin an answer, or find the one that an earlier attempt of the same request did not receive.
@@ -168,12 +184,14 @@ class AgentSession:
             pending.readers += 1
             pending.attempts += 1
             return pending
-        running = sum(not each.task.done() for each in self._pending)
-        if len(self.tree.turns) + running >= self.options.max_turns:
+        if not self.turns_left:
             raise RequestError(f"this session has had max_turns={self.options.max_turns} answers")
         room = self.model.max_model_len - len(placement.prompt_ids)
         if room < 1:
             raise _too_long(f"{len(placement.prompt_ids)} tokens", self.model.max_model_len - 1)
+        limit = self.model.max_images
+        if limit is not None and len(placement.images) > limit:
+            raise RequestError(f"messages: {len(placement.images)} images, and the model is fed at most {limit}")
         self._reject_finished()
         limits = [room, self.options.max_tokens, request.max_tokens]
         params = dict(self.options.sampling) | {"max_tokens": min(n for n in limits if n is not None)}
@@ -218,6 +236,9 @@ class AgentSession:
             rollout = replace(rollout, stop=StopReason.ABORTED, excluded=Excluded.ABORTED)
         elif self.engine_failure is not None:
             rollout = with_fault(rollout, self.engine_failure)
+        if self.tools is not None:
+            await self.tools.close()
+            rollout = self.tools.add_to(rollout)
         options = self.options.model_dump(mode="json", exclude={"policy"})
         described = {**rollout.extra[SESSION], **options, "requests": self.num_requests}
         described["rejected"] = [message[:_MAX_REJECTION] for message in self.rejections]
@@ -244,9 +265,12 @@ class AgentSession:
     async def _generate(self, placement: Placement, params: dict[str, Any]) -> ModelTurn:
         started = time.monotonic()
         try:
+            images: dict[str, Any] = {"images": list(placement.images)} if placement.images else {}
             async with self.model.place():
-                sampling = self.model.generator.generate(placement.prompt_ids, params, self.id)
+                sampling = self.model.generator.generate(placement.prompt_ids, params, self.id, **images)
                 generation = await asyncio.wait_for(sampling, self.options.answer_seconds)
+            if self.model.images is not None:
+                self._reject_image_tokens(generation, self.model.images.tokens.banned_ids)
         except asyncio.TimeoutError:  # a long answer is the model's
             raise
         except Exception as error:
@@ -261,6 +285,12 @@ class AgentSession:
             turn = self.tree.add(placement, generation, answer)
         turn.seconds = time.monotonic() - started
         return turn
+
+    @staticmethod
+    def _reject_image_tokens(generation: Generation, banned: Sequence[int]) -> None:
+        """Raises ConfigError if the model wrote a part of an image, which nothing stands behind."""
+        if not set(banned).isdisjoint(generation.token_ids):
+            raise ConfigError("the model wrote a token for a part of an image; configure the engine to never sample it")
 
     async def _unread(self, fingerprint: str) -> PendingAnswer | None:
         """The answer to an earlier attempt of a request, if nobody waits for it any more. A client may repeat a request

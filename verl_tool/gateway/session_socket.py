@@ -34,13 +34,13 @@ class _Http(BoundedHttp):
 
 
 @asynccontextmanager
-async def listen_for(session_id: str, app: ASGIApp, folder: Path) -> AsyncIterator[Path]:
-    """Serve what `app` has of one session, at a socket in a folder of its own below `folder`. Raises OSError if that is
-    not possible."""
+async def listen_for(session_id: str, app: ASGIApp, folder: Path, *, shared: bool = False) -> AsyncIterator[Path]:
+    """Serve what `app` has of one session, at a socket in a folder of its own below `folder`. shared: other users may
+    connect, as programs in containers are. Raises OSError if that is not possible."""
     own = Path(tempfile.mkdtemp(dir=folder))
     listener = socket.socket(socket.AF_UNIX)
     try:
-        path = _bind(listener, own)
+        path = _bind(listener, own, shared)
         server = DirectServer(listener, _Http)
         await server.open(_only(f"{SESSIONS_PATH}/{session_id}", app))
         try:
@@ -65,10 +65,10 @@ def _only(path: str, app: ASGIApp) -> ASGIApp:
     return serve
 
 
-def _bind(listener: socket.socket, folder: Path) -> Path:
+def _bind(listener: socket.socket, folder: Path, shared: bool) -> Path:
     """Give the listener a path that programs can reach, which are other users if we are root."""
     path = folder / "gateway.sock"
     folder.chmod(0o755)
     listener.bind(str(path))
-    path.chmod(0o666 if os.geteuid() == 0 else 0o600)
+    path.chmod(0o666 if shared or os.geteuid() == 0 else 0o600)
     return path

@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.rendering.template_text import common_prefix
 from verl_tool.agent_loop.trajectory import DELEGATED, Author, RowContext, Segment, StopReason, Timings, Trajectory
-from verl_tool.content.parts import TextPart
+from verl_tool.content.parts import ImagePart, TextPart
 from verl_tool.gateway.conversation import AgentMessage, AgentRequest, ModelAnswer, Role, canonical_arguments, digest_of
-from verl_tool.gateway.conversation_renderer import ConversationRenderer
+from verl_tool.gateway.conversation_renderer import ConversationRenderer, images_of
 from verl_tool.gateway.dialects.base import RequestError
 from verl_tool.gateway.schema_defaults import drop_defaults, find_defaults
 from verl_tool.gateway.session_record import SESSION, describe_answers
@@ -54,6 +54,8 @@ class ModelTurn:
     parent: ModelTurn | None
     context_ids: tuple[int, ...]
     """Between the parent's tokens, or the start, and this answer."""
+    context_segments: tuple[Segment, ...]
+    """The same, split at images; empty if there are none."""
     generation: Generation
     answer: ModelAnswer
     request_key: bytes
@@ -130,6 +132,10 @@ class Placement:
     request: AgentRequest
     parent: ModelTurn | None
     context_ids: tuple[int, ...]
+    context_segments: tuple[Segment, ...]
+    """The same, split at images; empty if there are none."""
+    images: tuple[ImagePart, ...]
+    """All that the model is fed, in order."""
     prompt_ids: list[int]
     """All that the model is fed. [prompt_length]"""
     messages: tuple[AgentMessage, ...]
@@ -175,6 +181,8 @@ class SessionTree:
         """By the hash of the tools, the last conversation and what was found up to each message."""
         self._tools: dict[int, _Tools] = {}
         """By the identity of a request's tools, which `RequestReader` keeps."""
+        self._images: dict[str, ImagePart] = {}
+        """By SHA-256."""
         self._last: tuple[ModelTurn, list[int]] | None = None
         """The last turn, and all tokens up to its end."""
 
@@ -188,17 +196,23 @@ class SessionTree:
         parent, covered = matches[-1].turn, matches[-1].covered
         tail = messages[covered:]
         if parent is None:
-            context = _share(self._renderer.render_whole(messages, request.tools))
-            prompt = context
+            context = self._renderer.render_whole(messages, request.tools)
+        elif tail:
+            context = self._renderer.render_tail(parent.generation.token_ids, parent.answer.message, tail)
         else:
             context = []
-            if tail:
-                context = _share(self._renderer.render_tail(parent.generation.token_ids, parent.answer.message, tail))
-            prompt = self._tokens_up_to(parent) + context
+        segments = self._renderer.place_images(context, tail)
+        if segments:
+            context = [token for segment in segments for token in segment.tokens]
+        context = _share(context)
+        prompt = context if parent is None else self._tokens_up_to(parent) + context
+        shown = [image for turn in (parent.path() if parent else ()) for image in self._images_of(turn)]
         following = [*(message.role for message in messages[1:]), None]
         unanswered = tuple(m.key for m, role in zip(matches, following, strict=True) if role is not Role.ASSISTANT)
         return Placement(
-            *(request, parent, tuple(context), prompt, messages, tail, root, tools.defaults, matches),
+            *(request, parent, tuple(context), segments, (*shown, *images_of(tail)), prompt),
+            *(messages, tail, root, tools.defaults),
+            matches=matches,
             request_key=matches[-1].key,
             unanswered=unanswered,
             edited=any(match.edited for match in matches),
@@ -219,14 +233,19 @@ class SessionTree:
             return self._last[1]
         return [token for each in turn.path() for part in _tokens_of(each) for token in part]
 
+    def _images_of(self, turn: ModelTurn) -> list[ImagePart]:
+        return [self._images[segment.image] for segment in turn.context_segments if segment.image is not None]
+
     def add(self, placement: Placement, generation: Generation, answer: ModelAnswer) -> ModelTurn:
         """Keep the answer to a request."""
         request = placement.request
         message = answer.message
+        self._images |= {image.sha256: image for image in images_of(placement.tail)}
         turn = ModelTurn(
             number=len(self.turns),
             parent=placement.parent,
             context_ids=placement.context_ids,
+            context_segments=placement.context_segments,
             generation=generation,
             answer=answer,
             request_key=placement.request_key,
@@ -378,18 +397,22 @@ class SessionTree:
         agents = {"": 0} | {agent: n for n, agent in enumerate(self._sub_agents(), 1)}
         segments: list[Segment] = []
         contexts: list[RowContext] = []
+        prompt_segments = 1
         for number, (before, own) in enumerate(rows):
-            prompt = [token for turn in before for part in _tokens_of(turn) for token in part]
-            prompt += own[0].context_ids
+            prompt = [segment for turn in before for segment in self._prompt(turn, with_answer=True)]
+            prompt += self._prompt(own[0])
             agent = agents[own[0].agent_id]
             if number:
                 reason = FORKED if before else DELEGATED if agent else RESTARTED
-                contexts.append(RowContext(tuple(prompt), reason))
+                contexts.append(_row_context(prompt, reason))
             else:
-                segments.append(self._segment(Author.PROMPT, prompt))
+                segments += prompt
+                prompt_segments = len(prompt)
             segments += self._segments(own, number, agent)
         if not segments:
-            segments = [self._segment(Author.PROMPT, self.turns[0].context_ids if self.turns else ())]
+            segments = self._prompt(self.turns[0]) if self.turns else [Segment(Author.PROMPT, ())]
+            prompt_segments = len(segments)
+        used = {segment.image for segment in segments} | {image for context in contexts for *_, image in context.images}
         written = [turn for _, own in rows for turn in own]
         numbers = [number for number, segment in enumerate(segments) if segment.author is Author.MODEL]
         places = {turn.number: number for turn, number in zip(written, numbers, strict=True)}
@@ -400,6 +423,8 @@ class SessionTree:
             session_id,
             tuple(segments),
             stop,
+            prompt_segments,
+            images={name: image for name, image in self._images.items() if name in used},
             contexts=tuple(contexts),
             timings=Timings(generate=sum(turn.seconds for turn in self.turns), turns=seconds),
             extra={SESSION: {"policy": self.policy.model_dump(), **description}},
@@ -407,11 +432,19 @@ class SessionTree:
 
     def _segments(self, turns: Sequence[ModelTurn], row: int, agent: int) -> Iterator[Segment]:
         for number, turn in enumerate(turns):
-            if number and turn.context_ids:
+            if number and turn.context_segments:
+                yield from (replace(each, author=Author.TOOL, row=row, agent=agent) for each in turn.context_segments)
+            elif number and turn.context_ids:
                 yield self._segment(Author.TOOL, turn.context_ids, row=row, agent=agent)
             generation = turn.generation
             log_probs = None if generation.log_probs is None else tuple(generation.log_probs)
             yield self._segment(Author.MODEL, generation.token_ids, log_probs=log_probs, row=row, agent=agent)
+
+    def _prompt(self, turn: ModelTurn, *, with_answer: bool = False) -> list[Segment]:
+        """What the model was fed for `turn` behind its parent's answer, as a prompt."""
+        segments = [replace(each, author=Author.PROMPT) for each in turn.context_segments]
+        segments = segments or [self._segment(Author.PROMPT, turn.context_ids)]
+        return [*segments, self._segment(Author.PROMPT, turn.generation.token_ids)] if with_answer else segments
 
     def _segment(self, author: Author, tokens: Sequence[int], **fields: Any) -> Segment:
         return Segment(author, tuple(tokens), text=self._renderer.decode(tokens), **fields)
@@ -439,6 +472,15 @@ def _share(tokens: Sequence[int]) -> list[int]:
 def _forget_oldest(remembered: dict[Any, Any]) -> None:
     while len(remembered) > _REMEMBERED:
         del remembered[next(iter(remembered))]
+
+
+def _row_context(prompt: Sequence[Segment], reason: str) -> RowContext:
+    images, start = [], 0
+    for segment in prompt:
+        if segment.image is not None:
+            images.append((start, len(segment.tokens), segment.image))
+        start += len(segment.tokens)
+    return RowContext(tuple(token for segment in prompt for token in segment.tokens), reason, tuple(images))
 
 
 def _tokens_of(turn: ModelTurn) -> tuple[Sequence[int], Sequence[int]]:

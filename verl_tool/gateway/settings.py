@@ -7,9 +7,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from verl_tool.agent_loop.verl.config import options_in
 from verl_tool.errors import ConfigError
 from verl_tool.gateway.agent_program import AgentProgram
 from verl_tool.gateway.session import SessionOptions
+from verl_tool.servers.mcp.catalog import require_sdk
 
 
 class GatewaySettings(BaseModel):
@@ -28,6 +30,10 @@ class GatewaySettings(BaseModel):
         settings = cls.parse(OmegaConf.to_container(group, resolve=True) if group is not None else {})
         if not config.trainer.use_v1:
             raise ConfigError("gateway.program makes several rows per rollout; set trainer.use_v1=true")
+        if settings.program.mcp:
+            if not options_in(config).enable_agent:
+                raise ConfigError("gateway.program.mcp calls the tool server; set actor_rollout_ref.agent.enable_agent")
+            require_sdk("gateway.program.mcp")
         rollout, tokens = config.actor_rollout_ref.rollout, settings.program.context_tokens
         tokens = tokens or int(rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length)
         return settings.model_copy(update={"program": settings.program.model_copy(update={"context_tokens": tokens})})

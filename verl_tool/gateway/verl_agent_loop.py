@@ -16,10 +16,12 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
 
-from verl_tool.agent_loop.row import build_call_extra
+from verl_tool.agent_loop.row import build_call_extra, listed_tools
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop
 from verl_tool.gateway.agent_host import AgentHost, AgentTask, FinishedSession
+from verl_tool.gateway.agent_program import ROW_IMAGE
 from verl_tool.gateway.gateway_app import Gateway, GatewayOptions
+from verl_tool.gateway.mcp_tools import GatewayTools
 from verl_tool.gateway.session import SessionModel
 from verl_tool.gateway.settings import GatewaySettings
 from verl_tool.protocol import FILES_FIELD
@@ -29,11 +31,13 @@ from verl_tool.verification import verification_of
 class _Host:
     """The gateway of a worker process, and its agent programs."""
 
-    def __init__(self, model: SessionModel, settings: GatewaySettings, maximum: int | None) -> None:
+    def __init__(
+        self, model: SessionModel, settings: GatewaySettings, maximum: int | None, tools: GatewayTools | None
+    ) -> None:
         """maximum: of programs that run at a time."""
         self.slots = contextlib.nullcontext() if maximum is None else asyncio.Semaphore(maximum)
         self.session_options = settings.session
-        self.gateway = Gateway(model, GatewayOptions(max_sessions=1 << 16, idle_seconds=math.inf))
+        self.gateway = Gateway(model, GatewayOptions(max_sessions=1 << 16, idle_seconds=math.inf), tools)
         self.agents = AgentHost(self.gateway.app(for_agents=True), settings.program)
 
 
@@ -72,13 +76,16 @@ class GatewayAgentLoop(VerlToolAgentLoop):
             }
             return await super().run(sampling_params, **again, **row)
         where = f"row {'?' if index is None else index} of the data"
-        files = build_call_extra(tools_kwargs, None, where).get(FILES_FIELD)
-        task = AgentTask.of_row(raw_prompt, files, verification_of(row.get("reward_model"), where), where)
+        listed = listed_tools(tools_kwargs, row.get("extra_info"), where)
+        extra = build_call_extra(tools_kwargs, listed, where)
+        verification, image = verification_of(row.get("reward_model"), where), extra.pop(ROW_IMAGE, None)
+        task = AgentTask.of_row(raw_prompt, extra.get(FILES_FIELD), verification, where, image)
         host = self._host()
         await host.agents.start()
         async with host.slots:
             sampling = {**sampling_params, **host.session_options.sampling}
-            session = host.gateway.open_session(host.session_options.model_copy(update={"sampling": sampling}))
+            options = host.session_options.model_copy(update={"sampling": sampling})
+            session = host.gateway.open_session(options, call_extra=extra, listed_tools=listed)
             generator = self._worker.generator
             generator.begin(session.id, int(priority), self._seed(row, index, int(global_steps), int(priority)))
 
@@ -100,9 +107,15 @@ class GatewayAgentLoop(VerlToolAgentLoop):
             limit = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
             end_token_ids = worker.prompts.observations().end_token_ids
             model = SessionModel.create(
-                *(worker.generator, worker.tokenizer, worker.formats.all, int(limit)), end_token_ids=end_token_ids
+                *(worker.generator, worker.tokenizer, worker.formats.all, int(limit)),
+                end_token_ids=end_token_ids,
+                images=worker.placer,
+                max_images=rollout.get("limit_images"),
             )
-            host = _hosts[self.server_manager] = _Host(
-                model, GatewaySettings.of_config(self.config), worker.options.max_concurrent_trajectories
-            )
+            settings = GatewaySettings.of_config(self.config)
+            tools = None
+            if settings.program.mcp and worker.tools is not None:
+                tools = GatewayTools(worker.tools, worker.options, reads_images=worker.placer is not None)
+            maximum = worker.options.max_concurrent_trajectories
+            host = _hosts[self.server_manager] = _Host(model, settings, maximum, tools)
         return host

@@ -20,7 +20,15 @@ from verl_tool.agent_loop.trajectory import CallRecord, Trajectory
 from verl_tool.client import ToolClient
 from verl_tool.content.parts import to_wire
 from verl_tool.errors import ConfigError
-from verl_tool.protocol import FILES_FIELD, FORMATS_FIELD, IMAGES_FIELD, TOOLS_FIELD, TURNS_LEFT_FIELD, StepResult
+from verl_tool.protocol import (
+    DIRECT_FIELD,
+    FILES_FIELD,
+    FORMATS_FIELD,
+    IMAGES_FIELD,
+    TOOLS_FIELD,
+    TURNS_LEFT_FIELD,
+    StepResult,
+)
 from verl_tool.replay.stored import Stored
 from verl_tool.servers.tools import tool_classes
 from verl_tool.servers.tools.base import Tool
@@ -250,7 +258,8 @@ def sent_with(trajectory: Trajectory, row: Problem, options: EpisodeOptions) -> 
     sent = []
     for number in range(len(trajectory.calls)):
         written = number + int(not first_request)
-        sent.append({**own, **(once if number == 0 else {}), TURNS_LEFT_FIELD: behind_first - written})
+        direct = {DIRECT_FIELD: True} if trajectory.calls[number].over_mcp else {}
+        sent.append({**own, **(once if number == 0 else {}), **direct, TURNS_LEFT_FIELD: behind_first - written})
     return sent
 
 

@@ -154,8 +154,9 @@ class _Worker:
         if rollout.get("enable_rollout_routing_replay", False):
             self.routes = ExpertRoutes.of_model(folder, trust_remote_code=trusted)
         self.formats = LoopFormats(self.options.formats, tools)
+        self.tools = self._tools()
         self.episode = Episode(
-            *(self.generator, self._tools(), self.tokenizer, self.options),
+            *(self.generator, self.tools, self.tokenizer, self.options),
             renderer=self.prompts.observations(),
             formats=self.formats.all,
             image_tokens=self.images,
@@ -298,16 +299,16 @@ class VerlToolAgentLoop(AgentLoopBase):
             formats=formats,
             validation=bool(row.get(VALIDATION)),
         )
-        if len(outputs) > 1:
-            return one_or_several(outputs)
-        [output] = outputs
-        if worker.routes is not None:
+        if worker.routes is not None and len(outputs) == 1:
+            [output] = outputs
             total = len(output.prompt_ids) + len(output.response_ids)
             output.routed_experts = worker.routes.align(use.routed_experts, total)
         if worker.images is not None:
-            visible, folder = trajectory.visible_images, worker.folder_of_images(bool(row.get(VALIDATION)))
-            output.model_inputs = await asyncio.to_thread(model_inputs, worker.images, visible, folder)
-        return output
+            folder = worker.folder_of_images(bool(row.get(VALIDATION)))
+            for output, part in zip(outputs, trajectory.rows or (trajectory,), strict=True):
+                visible = part.visible_images
+                output.model_inputs = await asyncio.to_thread(model_inputs, worker.images, visible, folder)
+        return one_or_several(outputs)
 
     def _seed(self, row: Mapping[str, Any], index: int | None, step: int, priority: int) -> int | None:
         """Of this sample, the same in each run; None if runs need not be the same."""

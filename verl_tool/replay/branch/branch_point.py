@@ -118,6 +118,10 @@ def branch_point(place: BranchPlace, stored: Stored, turn: int, edit: Edit | Non
         raise ConfigError(
             f"{place} has sub-agents, whose calls no turn of the main agent stands for; give another line"
         )
+    if any(call.over_mcp for call in trajectory.calls):
+        raise ConfigError(
+            f"{place} is of an agent that called tools over MCP, which is not run again; give another line"
+        )
     if trajectory.contexts:
         raise ConfigError(
             f"the model was fed {1 + len(trajectory.contexts)} contexts in {place}, and a branch goes on in one; "

@@ -72,10 +72,17 @@ class ContainerSettings:
     image: str
     cpus: float = 1.0
     """Maximum CPU time per second, for all processes together."""
+    readable: tuple[str, ...] = ()
+    """Files and folders of this machine that are mounted at the same paths, and cannot be changed."""
+    writable: bool = False
+    """The image's own user runs in it, and may change the image's files."""
 
     def __post_init__(self) -> None:
         if not self.image or self.image.startswith("-"):
             raise ConfigError(f"image is {self.image!r}; give the name of an image that has bash, such as debian:12")
+        for path in self.readable:
+            if not Path(path).is_absolute() or ":" in path or not Path(path).exists():
+                raise ConfigError(f"{path!r} is to be readable in the container; give an absolute path that is there")
         if not self.cpus > 0:
             raise ConfigError(f"cpus is {self.cpus}; it must be above 0")
 
@@ -319,7 +326,8 @@ class Container:
         folder = f"rw,exec,nosuid,nodev,mode=1777,size={half}"
         return [
             *("run", "--interactive", "--rm", "--init", "--name", self.name, "--label", LABEL),
-            *("--network", "none", "--read-only", "--user", _USER),
+            *("--network", "none", *(() if self._settings.writable else ("--read-only", "--user", _USER))),
+            *(word for path in self._settings.readable for word in ("--volume", f"{path}:{path}:ro")),
             *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
             *("--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes)),
             *("--pids-limit", str(limits.processes + _OWN_PROCESSES), "--cpus", f"{self._settings.cpus:g}"),

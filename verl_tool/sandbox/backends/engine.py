@@ -44,9 +44,14 @@ class ContainerEngine:
         self.command, self._path = command, path
 
     async def start(
-        self, *arguments: str, streams: tuple[int, int, int] | None = None, stderr: int = asyncio.subprocess.PIPE
+        self,
+        *arguments: str,
+        streams: tuple[int, int, int] | None = None,
+        stderr: int = asyncio.subprocess.PIPE,
+        line_bytes: int = _READ_BYTES,
     ) -> asyncio.subprocess.Process:
-        """Start a call on pipes, or on the descriptors `streams`, without waiting for its end.
+        """Start a call on pipes, or on the descriptors `streams`, without waiting for its end. line_bytes:
+        the longest line that is read from it.
 
         It does not receive Ctrl-C, and sees only those environment variables that the command line needs. Raises
         OSError EINVAL or E2BIG for arguments that cannot be passed to a program, and SandboxError if the command line
@@ -58,7 +63,14 @@ class ContainerEngine:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         try:
             return await asyncio.create_subprocess_exec(
-                self._path, *words, stdin=stdin, stdout=stdout, stderr=err, env=_environment(), start_new_session=True
+                self._path,
+                *words,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=err,
+                env=_environment(),
+                start_new_session=True,
+                limit=line_bytes,
             )
         except OSError as error:
             if error.errno == errno.E2BIG:

@@ -37,12 +37,12 @@ class McpServerTools(BaseModel):
     """JSON schema of the arguments. Its server checks them, not we."""
 
 
-def require_sdk() -> None:
-    """Raises ConfigError if the SDK is not installed."""
+def require_sdk(option: str = "--mcp") -> None:
+    """Raises ConfigError if the SDK is not installed, which `option` needs."""
     try:
         import mcp  # noqa: F401
     except ImportError as error:
-        words = f"--mcp needs the extra mcp ({error}); install it: pip install 'verl-tool[mcp]'"
+        words = f"{option} needs the extra mcp ({error}); install it: pip install 'verl-tool[mcp]'"
         raise ConfigError(words) from None
 
 

@@ -1,10 +1,10 @@
-"""``POST /mcp``: serve the tools to MCP clients (streamable HTTP, stateless).
+"""``POST /mcp``: the tool server as an MCP server (streamable HTTP, stateless), for any MCP client.
 
-The official SDK implements the protocol. Host check, API key, limits, queue, deadline, routing to the trajectory's
-replica, and running each step once work as for ``POST /get_observation``.
+The official SDK speaks the protocol; what a request meets before it, and how a tool is run, is the same as for ``POST
+/get_observation``: host check, key, bounds, queue, deadline, the replica that owns the trajectory, each step once.
 
-A call names its trajectory and step by the headers ``x-verl-tool-trajectory`` and ``x-verl-tool-step``, or by
-``verl-tool/trajectory`` and ``verl-tool/step`` in its ``_meta``. A call without them is a trajectory of its own.
+A call's trajectory is named by the headers ``x-verl-tool-trajectory`` and ``x-verl-tool-step``, or in its ``_meta`` by
+``verl-tool/trajectory`` and ``verl-tool/step``. A call that names none is a trajectory of its own.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.responses import Response
 
 from verl_tool.content.parts import ImagePart, listed, to_wire
+from verl_tool.errors import ToolFault
 from verl_tool.http.messages import HttpError
 from verl_tool.http.web_app import Request
 from verl_tool.protocol import (
@@ -28,9 +29,11 @@ from verl_tool.protocol import (
     MAX_STEP,
     STEP_HEADER,
     TRAJECTORY_HEADER,
+    Fault,
     FaultKind,
     StepRequest,
     StepResult,
+    ToolDescription,
     is_trajectory_id,
 )
 from verl_tool.servers.replica.asgi_app import ToolServerApp
@@ -51,44 +54,97 @@ REWARD_META = "verl-tool/reward"
 """In the `_meta` of a result: the tool's reward for the call."""
 
 _MARGIN_SECONDS = 5.0
-"""Time for the SDK, in addition to that of the tool."""
+"""Beyond the time of the tool, for the SDK."""
 _EXCHANGE = "verl_tool.mcp"
-"""Key of the `_Exchange` in an ASGI scope."""
+"""Entry of a scope: its `_Exchange`."""
 _DATA_URI = re.compile(r"data:(?P<type>[a-z]+/[\w.+-]+);base64,(?P<data>[A-Za-z0-9+/=\s]*)")
+
+
+class McpTools(Protocol):
+    """The tools that a route serves."""
+
+    @property
+    def timeout_seconds(self) -> float:
+        """Deadline of one request."""
+        ...
+
+    async def describe(self) -> Sequence[ToolDescription]:
+        """The tools to list. Raises ToolFault if they are not known."""
+        ...
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], headers: Mapping[bytes, bytes], meta: Mapping[str, Any]
+    ) -> StepResult:
+        """Run one call; the request's headers and ``_meta`` may say whose it is. Raises HttpError, and MCPError for a
+        call that cannot be one (`rejection`)."""
+        ...
+
+
+class _ServerTools:
+    """The tools of a replica."""
+
+    def __init__(self, app: ToolServerApp) -> None:
+        self._app = app
+        self.timeout_seconds = app.request_timeout_seconds
+
+    async def describe(self) -> Sequence[ToolDescription]:
+        return self._app.toolset.describe()
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], headers: Mapping[bytes, bytes], meta: Mapping[str, Any]
+    ) -> StepResult:
+        tool = self._app.toolset.tool(name)
+        if tool is None:
+            raise unknown_tool(name, [tool.name for tool in self._app.toolset.tools])
+        action = written_call(name, arguments)
+        trajectory = _one_of(headers, TRAJECTORY_HEADER, meta, TRAJECTORY_META)
+        step = _step_number(_one_of(headers, STEP_HEADER, meta, STEP_META))
+        if trajectory is None:
+            if tool.stateful or step is not None:
+                why = "keeps state" if tool.stateful else "was sent with a step"
+                raise rejection(
+                    f"tool {name} {why}: name the trajectory by {TRAJECTORY_HEADER} or _meta {TRAJECTORY_META}"
+                )
+            trajectory = f"mcp-{secrets.token_hex(16)}"
+        elif not is_trajectory_id(trajectory):
+            raise rejection(f"the trajectory is {excerpt(trajectory)}; send {A_TRAJECTORY_ID}")
+        [result] = await self._app.answer([StepRequest(trajectory, action, step, extra={DIRECT_FIELD: True})])
+        return result
 
 
 @dataclass
 class _Exchange:
-    """What the SDK's handlers need of one request."""
+    """One request, as the SDK's handlers need it."""
 
-    app: ToolServerApp
+    tools: McpTools
     headers: Mapping[bytes, bytes]
     refusal: HttpError | None = None
-    """Replaces the SDK's answer."""
+    """What to answer in place of what the SDK makes of it."""
 
 
 class McpEndpoint:
-    """The route of one app. The SDK is imported in a thread, at the first request."""
+    """A route. The SDK is loaded at the first request, beside the event loop."""
 
     def __init__(self) -> None:
         self._server: Server[Any] | None = None
 
     async def answer(self, app: ToolServerApp, request: Request) -> Response:
-        """Return the SDK's answer.
+        """The answer with the tools of a replica. Raises HttpError as `serve`, and 503 if the queue is full."""
+        return await self.serve(_ServerTools(app), request)
 
-        Raises HttpError: 400 if the body is not JSON, 501 if the SDK is not installed, 503 if the queue is full, 504
-        after the app's deadline.
-        """
+    async def serve(self, tools: McpTools, request: Request) -> Response:
+        """The SDK's answer. Raises HttpError: 400 if the body is not JSON, 501 if the SDK is not installed, 504 after
+        the deadline of `tools`, and what `tools` raises."""
         try:
             await decoded(decode_request_json, request.body)
         except BadJsonError as error:
             raise HttpError(400, "bad_request", str(error)) from None
-        exchange, collected = _Exchange(app, request.headers), _Collected(request.body)
+        exchange, collected = _Exchange(tools, request.headers), _Collected(request.body)
         try:
-            with Deadline(app.request_timeout_seconds + _MARGIN_SECONDS):
+            with Deadline(tools.timeout_seconds + _MARGIN_SECONDS):
                 await self._exchange(_scope(request, exchange), collected)
         except asyncio.TimeoutError:
-            message = f"no answer within {app.request_timeout_seconds:g} s"
+            message = f"no answer within {tools.timeout_seconds:g} s"
             raise HttpError(504, FaultKind.TIMEOUT.value, message) from None
         if exchange.refusal is not None:
             raise exchange.refusal
@@ -103,14 +159,14 @@ class McpEndpoint:
                 raise HttpError(501, "mcp_missing", words) from None
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
-        # One for each request: a stateless manager stores nothing, and its tasks end with the request.
+        # One for each request: stateless, it keeps nothing from one to the next, and nothing of it outlives its task.
         manager = StreamableHTTPSessionManager(self._server, json_response=True, stateless=True)
         async with manager.run():
             await manager.handle_request(scope, collected.receive, collected.send)
 
 
 class _Collected:
-    """Feeds the body of a request to the SDK, and collects the SDK's answer."""
+    """A request's body for the SDK, and the answer that it sends."""
 
     def __init__(self, body: bytes) -> None:
         self._body: bytes | None = body
@@ -120,7 +176,7 @@ class _Collected:
 
     async def receive(self) -> dict[str, Any]:
         if self._body is None:
-            # The HTTP server cancels this when the client disconnects.
+            # Whoever serves the request cancels its work when the client leaves.
             await asyncio.Event().wait()
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
@@ -150,7 +206,7 @@ def _scope(request: Request, exchange: _Exchange) -> dict[str, Any]:
 
 def _new_server() -> Server[Any]:
     """Raises ImportError if the SDK is not installed."""
-    import mcp.server.streamable_http_manager  # noqa: F401  # needed by requests: load it in this thread too
+    import mcp.server.streamable_http_manager  # noqa: F401  # what requests need, loaded with the rest
     from mcp.server.lowlevel import Server
 
     return Server(
@@ -159,7 +215,7 @@ def _new_server() -> Server[Any]:
             f"Name the trajectory of your calls by the header {TRAJECTORY_HEADER} or by {TRAJECTORY_META} in _meta, "
             f"and number its steps from 0 by {STEP_HEADER} or {STEP_META}: a repeated step runs once."
         ),
-        # The SDK needs the schema only for arguments that are mirrored into headers, and no tool has any.
+        # No tool has arguments that are mirrored into headers, for which alone the SDK wants the schema.
         get_tool_input_schema=lambda name: None,
         on_list_tools=_list_tools,
         on_call_tool=_call_tool,
@@ -169,21 +225,21 @@ def _new_server() -> Server[Any]:
 async def _list_tools(context: Any, params: Any) -> ListToolsResult:
     from mcp_types import ListToolsResult, Tool
 
-    tools = [
-        Tool(name=tool.name, description=tool.description, input_schema=tool.parameters)
-        for tool in _exchange_of(context).app.toolset.describe()
-    ]
+    try:
+        described = await _exchange_of(context).tools.describe()
+    except ToolFault as error:
+        raise _fault_error(error.as_fault()) from None
+    tools = [Tool(name=tool.name, description=tool.description, input_schema=tool.parameters) for tool in described]
     return ListToolsResult(tools=tools)
 
 
 async def _call_tool(context: Any, params: CallToolRequestParams) -> CallToolResult:
     exchange = _exchange_of(context)
-    step = _step_request(exchange, context.meta or {}, params.name, params.arguments or {})
     try:
-        [result] = await exchange.app.answer([step])
+        result = await exchange.tools.call(params.name, params.arguments or {}, exchange.headers, context.meta or {})
     except HttpError as error:
         exchange.refusal = error
-        raise _rejection(error.message) from None
+        raise rejection(error.message) from None
     return _describe(params.name, result)
 
 
@@ -192,62 +248,47 @@ def _exchange_of(context: Any) -> _Exchange:
     return exchange
 
 
-def _step_request(exchange: _Exchange, meta: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> StepRequest:
-    """Convert a call to a step of its trajectory. Raises MCPError that names the wrong value."""
-    tool = exchange.app.toolset.tool(name)
-    if tool is None:
-        known = ", ".join(tool.name for tool in exchange.app.toolset.tools)
-        raise _rejection(f"tool {excerpt(name)} is unknown; known: {known}")
+def written_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """The call as an action (`DIRECT_FIELD`). Raises MCPError if it is too long."""
     action = encode_json({"name": name, "arguments": arguments}).decode()
     if len(action) > MAX_ACTION_CHARACTERS:
-        raise _rejection(f"the call has {len(action)} characters; at most {MAX_ACTION_CHARACTERS} are accepted")
-    trajectory = _one_of(exchange.headers, TRAJECTORY_HEADER, meta, TRAJECTORY_META)
-    step = _step_number(_one_of(exchange.headers, STEP_HEADER, meta, STEP_META))
-    if trajectory is None:
-        if tool.stateful or step is not None:
-            why = "keeps state" if tool.stateful else "was sent with a step"
-            raise _rejection(
-                f"tool {name} {why}: name the trajectory by {TRAJECTORY_HEADER} or _meta {TRAJECTORY_META}"
-            )
-        trajectory = f"mcp-{secrets.token_hex(16)}"
-    elif not is_trajectory_id(trajectory):
-        raise _rejection(f"the trajectory is {excerpt(trajectory)}; send {A_TRAJECTORY_ID}")
-    return StepRequest(trajectory, action, step, extra={DIRECT_FIELD: True})
+        raise rejection(f"the call has {len(action)} characters; at most {MAX_ACTION_CHARACTERS} are taken")
+    return action
 
 
 def _one_of(headers: Mapping[bytes, bytes], header: str, meta: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a header or of a key in ``_meta``, None without both. Raises MCPError if they differ."""
-    raw, in_meta = headers.get(header.encode()), meta.get(key)
+    """What a header or an entry of ``_meta`` says; None if neither is there. Raises MCPError if they differ."""
+    raw, reported = headers.get(header.encode()), meta.get(key)
     if raw is None:
-        return in_meta
+        return reported
     try:
         text = raw.decode()
     except UnicodeDecodeError:
-        raise _rejection(f"the header {header} is not UTF-8") from None
-    if in_meta is not None and str(in_meta) != text:
-        raise _rejection(f"the header {header} is {excerpt(text)} and _meta {key} {excerpt(in_meta)}; send one of them")
+        raise rejection(f"the header {header} is not UTF-8") from None
+    if reported is not None and str(reported) != text:
+        raise rejection(
+            f"the header {header} says {excerpt(text)} and _meta {key} {excerpt(reported)}; send one of them"
+        )
     return text
 
 
 def _step_number(value: Any) -> int | None:
-    """Parse the number of a step. Raises MCPError if it is not a number, or out of range."""
+    """Raises MCPError if it is no number of a step."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= len(str(MAX_STEP)):
         value = int(value)
     if value is None or (type(value) is int and 0 <= value <= MAX_STEP):
         return value
-    raise _rejection(f"the step is {excerpt(value)}; send a whole number from 0 to {MAX_STEP}")
+    raise rejection(f"the step is {excerpt(value)}; send a whole number from 0 to {MAX_STEP}")
 
 
 def _describe(name: str, result: StepResult) -> CallToolResult:
-    """Convert a result. Raises MCPError for a fault; its data say whether the step may be sent again."""
-    from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, CallToolResult, TextContent
+    """Raises MCPError for a fault, which is no answer of the tool; its data say whether the step may be sent again."""
+    from mcp_types import INTERNAL_ERROR, CallToolResult, TextContent
 
     if result.fault is not None:
-        fault = result.fault
-        wrong = fault.kind is FaultKind.BAD_REQUEST
-        raise _error(INVALID_PARAMS if wrong else INTERNAL_ERROR, fault.message, fault.model_dump(mode="json"))
+        raise _fault_error(result.fault)
     if result.audio is not None:
-        raise _error(INTERNAL_ERROR, f"tool {name} answers with audio, which is not sent to MCP clients")
+        raise _error(INTERNAL_ERROR, f"tool {name} answers with audio, which is not carried to MCP clients")
     meta = {REWARD_META: result.reward, DONE_META: result.done or None}
     return CallToolResult(
         content=[TextContent(text=result.observation), *_images(name, result.image)],
@@ -257,7 +298,7 @@ def _describe(name: str, result: StepResult) -> CallToolResult:
 
 
 def _images(name: str, image: object) -> Sequence[ImageContent]:
-    """Convert images. Raises MCPError if one is neither an `ImagePart` nor a data URI."""
+    """Raises MCPError if one is no part and no data URI."""
     from mcp_types import INTERNAL_ERROR, ImageContent
 
     images = []
@@ -265,16 +306,29 @@ def _images(name: str, image: object) -> Sequence[ImageContent]:
         uri = to_wire(each) if isinstance(each, ImagePart) else each
         match = _DATA_URI.fullmatch(uri) if isinstance(uri, str) else None
         if match is None:
-            words = f"tool {name} answers with an image that is not a data URI (data:image/png;base64,…)"
-            raise _error(INTERNAL_ERROR, f"{words} and cannot be sent")
+            words = f"tool {name} answers with an image that is no data URI (data:image/png;base64,…)"
+            raise _error(INTERNAL_ERROR, f"{words} and cannot be carried")
         images.append(ImageContent(data=match["data"], mime_type=match["type"]))
     return images
 
 
-def _rejection(message: str) -> Exception:
+def unknown_tool(name: str, known: Sequence[str]) -> Exception:
+    """An MCPError that names the tools that there are."""
+    return rejection(f"tool {excerpt(name)} is unknown; known: {', '.join(known)}")
+
+
+def rejection(message: str) -> Exception:
+    """An MCPError: the call is wrong, and was not run."""
     from mcp_types import INVALID_PARAMS
 
     return _error(INVALID_PARAMS, message)
+
+
+def _fault_error(fault: Fault) -> Exception:
+    from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
+
+    wrong = fault.kind is FaultKind.BAD_REQUEST
+    return _error(INVALID_PARAMS if wrong else INTERNAL_ERROR, fault.message, fault.model_dump(mode="json"))
 
 
 def _error(code: int, message: str, data: object = None) -> Exception:
