@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("verl")
 pytest.importorskip("torch")
 
 from calculator_run import AGENT, TRAINS_ON_CPU, Calculator, Run, small_run
+from stored_runs import replay
 
 from verl_tool.agent_loop.trajectory import Trajectory, read_jsonl
 from verl_tool.gateway.agent_host import PROGRAM
+from verl_tool.gateway.session_record import SESSION
 from verl_tool.trainer.monitoring.token_records import tokens_of
 
 pytestmark = [*TRAINS_ON_CPU, pytest.mark.e2e, pytest.mark.timeout(1500)]
@@ -42,9 +46,14 @@ open("answer.txt", "w").write(text)
 
 
 @pytest.fixture(scope="module")
-def run(calculator: Calculator, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("agent_program")
     folder.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def overrides(folder: Path) -> tuple[str, ...]:
     program = folder / "agent.py"
     program.write_text(PROGRAM_TEXT)
     program.chmod(0o644)
@@ -57,16 +66,19 @@ def run(calculator: Calculator, tmp_path_factory: pytest.TempPathFactory) -> Run
         f"        written = sample.trajectory.extra['{PROGRAM}']['files'].get('answer.txt', '')\n"
         "        return Grade(len(written) % 3 / 2, bool(written))\n"
     )
-    run = small_run(
-        folder / "run",
-        calculator,
+    return (
         *("trainer.use_v1=true", "algorithm.adv_estimator=grpo", "trainer.val_before_train=false"),
         *(f"gateway.program.command=[python,{program},'{{task}}']", f"gateway.program.readable=[{program}]"),
         *("gateway.program.keep_files=[answer.txt]", "gateway.session.max_tokens=24", f"{AGENT}.enable_agent=false"),
         *("tool_server.start=null", "token_records_every=1", "trainer.save_freq=-1", "trainer.test_freq=2"),
         *("reward.reward_manager.source=importlib", "reward.reward_manager.name=Lengths"),
-        *(f"reward.reward_manager.module.path={manager}", "doctor=false"),
+        f"reward.reward_manager.module.path={manager}",
     )
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, calculator: Calculator, overrides: tuple[str, ...]) -> Run:
+    run = small_run(folder / "run", calculator, *overrides)
     run.finish()
     return run
 
@@ -88,6 +100,7 @@ def test_a_rollout_is_what_the_program_sampled(run: Run) -> None:
             assert record.fault is None
             assert record.extra[PROGRAM]["exit_code"] == 0
             assert record.num_turns in (1, 2)
+            assert len(record.extra[SESSION]["answers"]) == record.num_turns
             turns.add(record.num_turns)
             known = tokens_of(run.folder / "trajectories" / f"step_{step}.jsonl", line)
             ours = [p for p, m in zip(known["log_probs"], record.response_mask, strict=True) if m]
@@ -98,3 +111,37 @@ def test_a_rollout_is_what_the_program_sampled(run: Run) -> None:
 
 def test_nothing_is_left_running(run: Run) -> None:
     assert run.processes() == {}
+
+
+def test_its_rewards_come_from_the_record(run: Run) -> None:
+    result = replay(run.folder, "--regrade")
+    assert result.exit_code == 0, result.output
+    assert "0 otherwise than before" in result.output
+
+
+def test_its_update_comes_out_as_it_did(run: Run, folder: Path) -> None:
+    result = replay(run.folder, "--retrain", 1, "--run_dir", folder / "retrained", "--tolerance", 1e-5)
+    assert result.exit_code == 0, result.output
+    _same_rollouts(run, folder / "retrained")
+
+
+def test_a_training_on_its_records_starts_no_program(
+    run: Run, folder: Path, calculator: Calculator, overrides: tuple[str, ...]
+) -> None:
+    missing = "gateway.program.command=[program_that_is_not_there]"
+    stored = f"actor_rollout_ref.replay={run.folder / 'trajectories'}"
+    again = small_run(folder / "again", calculator, *overrides, missing, stored, "trainer.total_training_steps=1")
+    again.finish()
+    _same_rollouts(run, again.folder)
+
+
+def _same_rollouts(run: Run, other: Path) -> None:
+    """The first step of `other` has the rows, masks, rewards and descriptions of `run`'s."""
+
+    def by_content(records: list[Trajectory]) -> list[str]:
+        return sorted(
+            str((t.segments, t.contexts, t.loss_mask, t.reward, t.extra[SESSION], t.extra[PROGRAM])) for t in records
+        )
+
+    found = list(read_jsonl(other / "trajectories" / "step_1.jsonl"))
+    assert by_content(found) == by_content(records(run, 1))

@@ -107,6 +107,16 @@ def test_an_error_ends_it_unless_the_checks_are_left_out(tmp_path: Path, server_
     check(config_of(tmp_path, *overrides, "doctor=false"), server_is_up=server_is_up)
 
 
+@pytest.mark.parametrize("server_is_up", [True, False])
+def test_the_loops_own_calls_are_not_looked_at_if_a_program_is_the_agent(tmp_path: Path, server_is_up: bool) -> None:
+    overrides = (f"{AGENT}.formats=[hermes]", f"{AGENT}.action_stop_tokens=['```output']", "data.max_prompt_length=50")
+    config = config_of(tmp_path, *overrides, "gateway.program.command=[python,agent.py,'{task}']")
+    check(config, server_is_up=server_is_up)
+    paid = config_of(tmp_path, *own_manager(tmp_path, PAYS_ALL, "PaysAll"), "gateway.program.command=[agent]")
+    with pytest.raises(ConfigError, match="the answer '' scores like a right one"):
+        check(paid, server_is_up=server_is_up)
+
+
 def test_a_dry_run_looks_at_prompts_with_the_tools_that_a_server_would_have(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"row 0 of .*about the tools calculator.*max_prompt_length=50"):
         check(config_of(tmp_path, "data.max_prompt_length=50"), server_is_up=False)

@@ -36,6 +36,8 @@ OTHERS: tuple[Check, ...] = (
     prompts_fit,
     turns_fit,
 )
+OF_AGENTS: tuple[Check, ...] = (turns_end, markers_survive, markers_are_tokens)
+"""Those that hold for agent programs too, which have prompts and tools of their own."""
 
 RELIED_ON = frozenset(check.__name__ for check in FIRST)
 """Where one of these finds an error, there is no prompt or no turn to look at."""
@@ -59,6 +61,11 @@ def examine(setup: Setup) -> list[Finding]:
     if any(finding.severity is Severity.ERROR for finding in findings):
         return findings
     return findings + _of_all(OTHERS, setup)
+
+
+def examine_agents_model(setup: Setup) -> list[Finding]:
+    """What the checks of a model find that answers an agent program."""
+    return _of_all(OF_AGENTS, setup)
 
 
 def _of_all(checks: Sequence[Check], setup: Setup) -> list[Finding]:

@@ -33,13 +33,13 @@ def print_report(
     console.print(heading(setup, sound=demonstration is not None))
     if demonstration is not None:
         prompt = demonstration.trajectory.prompt_ids
-        _section(console, f"What the model sees first: {len(prompt)} tokens")
+        print_section(console, f"What the model sees first: {len(prompt)} tokens")
         console.print(prompt_tokens(prompt, setup.tokenizer, whole))
-        _section(console, "How a call is found")
+        print_section(console, "How a call is found")
         console.print(call_lines(demonstration))
-        _section(console, "What is appended: mask 1 is trained on")
+        print_section(console, "What is appended: mask 1 is trained on")
         console.print(response_table(demonstration, setup.tokenizer, whole))
-    _section(console, "Findings")
+    print_section(console, "Findings")
     for line in finding_lines(findings):
         console.print(line)
 
@@ -159,6 +159,7 @@ def finding_lines(findings: Sequence[Finding]) -> Iterator[Text]:
     yield Text(words, style="bold")
 
 
-def _section(console: Console, title: str) -> None:
+def print_section(console: Console, title: str) -> None:
+    """Print a heading."""
     console.print()
     console.print(Text(title, style="bold underline"))

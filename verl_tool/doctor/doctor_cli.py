@@ -3,6 +3,7 @@
     python -m verl_tool.doctor --model Qwen/Qwen3-0.6B --mtrl_role tool --formats hermes
     python -m verl_tool.doctor --model M --tool_type my_tool.py --data train.parquet --reward_manager gsm8k
     python -m verl_tool.doctor --config outputs/my_recipe/gpu
+    python -m verl_tool.doctor --model M --agent pi
 
 Tokenizer and chat template are all that is loaded of the model. Exit code 0: no error; 1: an error; 2: the arguments
 cannot be used.
@@ -62,6 +63,18 @@ def examine_model(
         list[str] | None,
         typer.Option("--reward_option", help="An option of it, name=value; may be repeated."),
     ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option("--agent", help="An agent program to run: a preset such as pi, or a command with {task} in it."),
+    ] = None,
+    agent_install: Annotated[
+        str, typer.Option("--agent_install", help="Where scripts/install_agents.sh put the preset's agent.")
+    ] = ".agents",
+    agent_readable: Annotated[
+        list[str] | None,
+        typer.Option("--agent_readable", help="A file or folder that the command may read; may be repeated."),
+    ] = None,
+    agent_seconds: Annotated[float, typer.Option("--agent_seconds", min=1, help="The agent is killed then.")] = 120.0,
     whole: Annotated[bool, typer.Option("--whole", help="Show long prompts in full.")] = False,
     **episode: Any,
 ) -> None:
@@ -85,6 +98,10 @@ def examine_model(
             turn=turn,
             reward_manager=reward_manager,
             reward_options=tuple(reward_option or ()),
+            agent=agent,
+            agent_install=agent_install,
+            agent_readable=tuple(agent_readable or ()),
+            agent_seconds=agent_seconds,
             episode=set_options(episode),
         )
         sound = examination.run(console, whole=whole)

@@ -17,16 +17,25 @@ from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.row import REWARD_COLUMNS
 from verl_tool.agent_workers.reward_manager.grading.cli_inputs import options_of
 from verl_tool.agent_workers.reward_manager.grading.manager_process import GradedCase, graded_in_child
-from verl_tool.checks import RELIED_ON, examine, examine_rows
+from verl_tool.checks import RELIED_ON, examine, examine_agents_model, examine_rows
 from verl_tool.checks.finding import Finding, Severity
 from verl_tool.checks.reward import constant_answers, constant_cases, gold_cases, grading_failed
 from verl_tool.checks.row_files import RowFile, check_rows
 from verl_tool.checks.setup import Row, Setup
+from verl_tool.doctor.agent_display import print_agent_report
+from verl_tool.doctor.agent_findings import findings_of
+from verl_tool.doctor.agent_run import program_of, run_agent
 from verl_tool.doctor.demonstration import Demonstration, StandIn, demonstrate
 from verl_tool.doctor.display import print_report
 from verl_tool.doctor.inputs import OfConfig, ToolSource, api_key, context_length, read_config, rows_in
 from verl_tool.errors import ConfigError
+from verl_tool.gateway.agent_host import AgentTask
+from verl_tool.gateway.agent_program import AgentProgram
+from verl_tool.gateway.session import SessionOptions
+from verl_tool.protocol import FILES_FIELD
 
+AGENT_SECONDS = 120.0
+"""For an agent, which is killed then."""
 GRADING_SECONDS = 30.0
 """For one answer; more is a hang."""
 _MODES = {"enable_mtrl", "action_stop_tokens", "enable_agent"}
@@ -47,6 +56,10 @@ class Examination:
     turn: str | None = None
     reward_manager: str | None = None
     reward_options: tuple[str, ...] = ()
+    agent: str | None = None
+    agent_install: str = ".agents"
+    agent_readable: tuple[str, ...] = ()
+    agent_seconds: float = AGENT_SECONDS
     episode: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, console: Console, *, whole: bool = False) -> bool:
@@ -54,8 +67,12 @@ class Examination:
         setup, demonstration = self._setup(), None
         _ = setup.prompts  # an unknown format, or tool, is no finding but a mistake of the command line
         of_rows = examine_rows(setup.rows, REWARD_COLUMNS if self._manager is not None else ())
-        findings = [*self._of_files(), *of_rows, *examine(setup), *self._of_reward(setup.rows)]
+        findings = [*self._of_files(), *of_rows, *self._of_reward(setup.rows)]
         row = setup.rows[self.row] if setup.rows else None
+        program = self._program
+        if program is not None:
+            return self._run_agent(console, setup, program, row, findings)
+        findings += examine(setup)
         unsound = any(each.severity is Severity.ERROR and each.check in RELIED_ON for each in findings)
         if not unsound and setup.problem_of_prompt(row) is None:
             demonstration = asyncio.run(self._demonstration(setup, row))
@@ -73,6 +90,32 @@ class Examination:
         if written is None and not _MODES & set(flags):
             flags["enable_mtrl"] = True
         return merged_options(None if written is None else written.options, flags)
+
+    @property
+    def _program(self) -> AgentProgram | None:
+        """The agent to run. Raises ConfigError if it is not installed."""
+        if self.agent is not None:
+            return program_of(self.agent, self.agent_install, self.agent_readable, self.agent_seconds)
+        written = None if self._of_config is None else self._of_config.gateway
+        if written is None:
+            return None
+        return written.program.model_copy(update={"seconds": min(written.program.seconds, self.agent_seconds)})
+
+    def _run_agent(
+        self, console: Console, setup: Setup, program: AgentProgram, row: Row | None, findings: list[Finding]
+    ) -> bool:
+        findings += examine_agents_model(setup)
+        written = None if self._of_config is None else self._of_config.gateway
+        run = None
+        if not any(each.severity is Severity.ERROR for each in findings):
+            options = SessionOptions() if written is None else written.session
+            task = None
+            if row is not None:
+                task = AgentTask.of_row(row.messages, row.sent.get(FILES_FIELD), None, row.where)
+            run = asyncio.run(run_agent(setup, program, options, task, self.turn))
+            findings += findings_of(setup, run)
+        print_agent_report(console, setup, run, findings)
+        return not any(each.severity is Severity.ERROR for each in findings)
 
     @cached_property
     def _tools(self) -> ToolSource:

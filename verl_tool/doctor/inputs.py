@@ -21,6 +21,7 @@ from verl_tool.checks.row_files import SUFFIXES, RowFile, file_names
 from verl_tool.checks.setup import MADE_UP_TOOL, Row
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.gateway.settings import GatewaySettings
 from verl_tool.protocol import ToolDescription
 from verl_tool.servers.execution.in_process import InProcessTools
 from verl_tool.servers.tool_config import ToolConfig
@@ -47,6 +48,8 @@ class OfConfig:
     tool_type: str | None
     """Tools that can be made in this process; None: the run used a server, or tools of MCP servers too."""
     tool_descriptions: tuple[ToolDescription, ...]
+    gateway: GatewaySettings | None
+    """Of a run of an agent program."""
 
 
 def read_config(path: Path) -> OfConfig:
@@ -68,6 +71,7 @@ def read_config(path: Path) -> OfConfig:
             reward_options=OmegaConf.to_container(reward.get("reward_kwargs") or OmegaConf.create({})),  # type: ignore[arg-type]
             tool_type=None if serves_mcp(config) else config.tool_server.start,
             tool_descriptions=tools_in(config),
+            gateway=GatewaySettings.of_config(config) if GatewaySettings.is_set(config) else None,
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise ConfigError(

@@ -14,12 +14,13 @@ from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.verl.tool_descriptions import ask_for_tools, serves_mcp, tools_in
 from verl_tool.agent_workers.reward_manager.grading.manager_process import GradedCase
 from verl_tool.agent_workers.reward_manager.grading.manager_thread import graded_in_thread
-from verl_tool.checks import examine, examine_rows
+from verl_tool.checks import examine, examine_agents_model, examine_rows
 from verl_tool.checks.finding import Finding, Severity
 from verl_tool.checks.reward import constant_answers, constant_cases, decides_correctness, gold_cases, grading_failed
 from verl_tool.checks.row_files import RowFile, columns_for_reward
 from verl_tool.checks.setup import Row, Setup
 from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.gateway.settings import GatewaySettings
 from verl_tool.protocol import ToolDescription
 from verl_tool.trainer.config_validation import tools_of
 from verl_tool.trainer.run_folder.saved_config import REFUSED_CONFIG, save_config
@@ -69,6 +70,8 @@ def findings_in(
     except (OSError, ValueError) as error:
         log.warning("the tokenizer cannot be loaded, so nothing is told of prompts and calls: %s", error)
         return findings
+    if GatewaySettings.is_set(config):
+        return findings + examine_agents_model(Setup(tokenizer, options, (), rows))
     tools = tuple(_tools(config, options, server_is_up))
     if not server_is_up:
         tools += tuple(_named_only(config, options, rows, tools))
