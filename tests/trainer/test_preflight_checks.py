@@ -41,6 +41,14 @@ class Encodes(GradingRewardManager):
     async def grade(self, sample):
         return Grade(float(len(self.tokenizer.encode(sample.text)) > 9), False, {})
 """
+READS_PROGRAM = """
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
+from verl_tool.agent_workers.reward_manager.grade import Grade
+
+class ReadsProgram(GradingRewardManager):
+    async def grade(self, sample):
+        return Grade(float(sample.trajectory.extra["agent_program"]["exit_code"] == 0), True, {})
+"""
 READS_UID = """
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
@@ -112,6 +120,8 @@ def test_the_loops_own_calls_are_not_looked_at_if_a_program_is_the_agent(tmp_pat
     overrides = (f"{AGENT}.formats=[hermes]", f"{AGENT}.action_stop_tokens=['```output']", "data.max_prompt_length=50")
     config = config_of(tmp_path, *overrides, "gateway.program.command=[python,agent.py,'{task}']")
     check(config, server_is_up=server_is_up)
+    reads = own_manager(tmp_path, READS_PROGRAM, "ReadsProgram")
+    check(config_of(tmp_path, *reads, "gateway.program.command=[agent]"), server_is_up=server_is_up)
     paid = config_of(tmp_path, *own_manager(tmp_path, PAYS_ALL, "PaysAll"), "gateway.program.command=[agent]")
     with pytest.raises(ConfigError, match="the answer '' scores like a right one"):
         check(paid, server_is_up=server_is_up)
