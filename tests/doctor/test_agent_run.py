@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from stored_runs import stored_run, write_rows
+from stored_runs import write_rows
 from template_models import save_model
 from typer.testing import CliRunner, Result
 
@@ -156,17 +156,6 @@ def test_it_works_on_a_row_of_the_data(model: Path, program: Path, tmp_path: Pat
     assert "'Four.'" in words
     assert "no tool that the model could call" in words
     assert first != words
-
-
-def test_the_program_of_a_run_is_run(model: Path, program: Path, tmp_path: Path) -> None:
-    command = f"gateway.program.command=[python,{program},titles,'{{task}}']"
-    options = ("trainer.use_v1=true", f"gateway.program.readable=[{program}]", "gateway.session.policy.dropped=train")
-    run = stored_run(tmp_path, [("What is 2 + 2?", "4")], [], command, *options)
-    result = CliRunner(env={"COLUMNS": "220"}).invoke(app, ["--config", str(run), "--model", str(model)])
-    words = " ".join(result.output.split())
-    assert result.exit_code == 0, words
-    assert "answer 2 is auxiliary" in words
-    assert "[calls_end]" not in words
 
 
 @pytest.mark.parametrize(
