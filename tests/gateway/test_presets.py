@@ -17,8 +17,8 @@ from verl_tool.formats import format_by_name
 from verl_tool.gateway.agent_program import AgentProgram, run_program
 from verl_tool.gateway.gateway_app import Gateway
 from verl_tool.gateway.presets import PRESETS
+from verl_tool.gateway.program.session_socket import listen_for
 from verl_tool.gateway.session import SessionModel
-from verl_tool.gateway.session_socket import listen_for
 from verl_tool.sandbox.isolation.levels import Level, strongest
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
 

@@ -41,6 +41,14 @@ class Encodes(GradingRewardManager):
     async def grade(self, sample):
         return Grade(float(len(self.tokenizer.encode(sample.text)) > 9), False, {})
 """
+READS_PROGRAM = """
+from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
+from verl_tool.agent_workers.reward_manager.grade import Grade
+
+class ReadsProgram(GradingRewardManager):
+    async def grade(self, sample):
+        return Grade(float(sample.trajectory.extra["agent_program"]["exit_code"] == 0), True, {})
+"""
 READS_UID = """
 from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
@@ -105,6 +113,18 @@ def test_an_error_ends_it_unless_the_checks_are_left_out(tmp_path: Path, server_
     assert (tmp_path / "refused.yaml").exists() == server_is_up
     assert not (tmp_path / "config.yaml").exists()
     check(config_of(tmp_path, *overrides, "doctor=false"), server_is_up=server_is_up)
+
+
+@pytest.mark.parametrize("server_is_up", [True, False])
+def test_the_loops_own_calls_are_not_looked_at_if_a_program_is_the_agent(tmp_path: Path, server_is_up: bool) -> None:
+    overrides = (f"{AGENT}.formats=[hermes]", f"{AGENT}.action_stop_tokens=['```output']", "data.max_prompt_length=50")
+    config = config_of(tmp_path, *overrides, "gateway.program.command=[python,agent.py,'{task}']")
+    check(config, server_is_up=server_is_up)
+    reads = own_manager(tmp_path, READS_PROGRAM, "ReadsProgram")
+    check(config_of(tmp_path, *reads, "gateway.program.command=[agent]"), server_is_up=server_is_up)
+    paid = config_of(tmp_path, *own_manager(tmp_path, PAYS_ALL, "PaysAll"), "gateway.program.command=[agent]")
+    with pytest.raises(ConfigError, match="the answer '' scores like a right one"):
+        check(paid, server_is_up=server_is_up)
 
 
 def test_a_dry_run_looks_at_prompts_with_the_tools_that_a_server_would_have(tmp_path: Path) -> None:

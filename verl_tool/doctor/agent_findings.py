@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from os.path import commonprefix
 
+from verl_tool.agent_loop.rendering.template_text import common_prefix
 from verl_tool.checks.finding import Finding, Severity
 from verl_tool.checks.setup import Setup
 from verl_tool.content.parts import TextPart
@@ -57,7 +57,8 @@ def _branches(run: AgentRun) -> Iterator[Finding]:
             what = f"answer {number + 1} came back edited; the tokens that were sampled are kept (policy.edited=adopt)"
             yield Finding("append_only", Severity.NOTE, what, "")
     for place, (turn, placement) in enumerate(run.exchanges):
-        before = _last_of_same(run.exchanges[:place], turn)
+        trained = [each for each in run.exchanges[:place] if _is_trained(run, each[0])]
+        before = _last_of_same(trained, turn)
         if before is not None and turn.parent is not before[0] and _is_trained(run, turn):
             what = f"answer {turn.number + 1} does not go on behind answer {before[0].number + 1}: "
             yield Finding("append_only", Severity.WARNING, what + _why(before, placement), "it begins a row of its own")
@@ -97,7 +98,7 @@ def _difference(was: AgentMessage, now: AgentMessage) -> str:
     if was.role is not now.role:
         return f"was of the {was.role.value}, and is of the {now.role.value}"
     texts = [each.text + "".join(f" [call {call.name} {call.arguments}]" for call in each.calls) for each in (was, now)]
-    start = len(commonprefix(texts))  # noqa: RUF071  (characters are what is compared)
+    start = common_prefix(*texts)
     parts = [repr(text[max(0, start - 10) :][:_EXCERPT]) for text in texts]
     return f"of the {was.role.value} changed: {parts[0]} is {parts[1]}"
 
@@ -152,5 +153,5 @@ def _template(setup: Setup) -> Iterator[Finding]:
         try:
             renderer.render_whole([user, answer, *tail], ())
         except RequestError as error:
-            what = f"the chat template rejects {words}: {error}"
+            what = f"the chat template rejects {words}: {error.__cause__ or error}"
             yield Finding("template_takes", Severity.WARNING, what, "requests with that cannot begin a row")

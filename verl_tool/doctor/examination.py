@@ -96,7 +96,7 @@ class Examination:
             flags["enable_mtrl"] = True
         return merged_options(None if written is None else written.options, flags)
 
-    @property
+    @cached_property
     def _program(self) -> AgentProgram | None:
         """The agent to run. Raises ConfigError if it is not installed."""
         if self.agent is not None:
@@ -201,6 +201,8 @@ class Examination:
             graded.append(each)
             if grading_failed(graded):
                 break
+        if self._program is not None and any(each.failure for each in graded):
+            return []  # it may read what the program leaves in the record
         return list(constant_answers(cases, graded))
 
     async def _demonstration(self, setup: Setup, row: Row | None) -> Demonstration:

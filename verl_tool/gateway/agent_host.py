@@ -17,8 +17,8 @@ from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.gateway.agent_program import ROW_IMAGE, AgentProgram, ProgramResult, SessionAddress, run_program
+from verl_tool.gateway.program.session_socket import listen_for
 from verl_tool.gateway.session import with_fault
-from verl_tool.gateway.session_socket import listen_for
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
 from verl_tool.verification import Verification
 

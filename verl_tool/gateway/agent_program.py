@@ -16,10 +16,10 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from verl_tool.errors import ConfigError, SandboxError
-from verl_tool.gateway.container_program import ContainerOptions, ContainerService, ProgramContainers
 from verl_tool.gateway.gateway_app import SESSIONS_PATH
 from verl_tool.gateway.inside.python_program import ROW_FILE
 from verl_tool.gateway.presets import MCP_PRESETS, PRESETS
+from verl_tool.gateway.program.container_program import ContainerOptions, ContainerService, ProgramContainers
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.sandboxed_service import RunningService, SandboxedService, ServiceSandbox
 

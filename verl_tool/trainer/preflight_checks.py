@@ -118,7 +118,8 @@ def _named_only(
 
 
 def _of_reward(config: DictConfig, rows: Sequence[Row], server_is_up: bool) -> list[Finding]:
-    """What constant answers earn. Without a server a manager may fail for want of it, which tells nothing."""
+    """What constant answers earn. A manager may fail for want of the server, or of what an agent program leaves in the
+    record, which tells nothing."""
     cases = constant_cases(rows)
     if not cases or config.reward.reward_model.enable:
         return []
@@ -128,6 +129,6 @@ def _of_reward(config: DictConfig, rows: Sequence[Row], server_is_up: bool) -> l
         return grading_failed(graded) or (len(graded) == len(cases) and decides_correctness(graded))
 
     graded = graded_in_thread(config, everything, GRADING_SECONDS, enough)
-    if not server_is_up and any(each.failure for each in graded):
+    if (not server_is_up or GatewaySettings.is_set(config)) and any(each.failure for each in graded):
         return []
     return list(constant_answers(everything, graded))

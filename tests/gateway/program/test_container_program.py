@@ -22,8 +22,8 @@ from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.formats import format_by_name
 from verl_tool.gateway.agent_host import AgentTask
 from verl_tool.gateway.agent_program import AgentProgram, ProgramResult, run_program
-from verl_tool.gateway.container_program import ContainerOptions, ProgramContainers
 from verl_tool.gateway.gateway_app import Gateway
+from verl_tool.gateway.program.container_program import ContainerOptions, ProgramContainers
 from verl_tool.gateway.session import SessionModel
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
 from verl_tool.servers.cluster.direct_server import DirectServer
@@ -31,7 +31,7 @@ from verl_tool.servers.cluster.direct_server import DirectServer
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 TOKENIZER = TemplateTokenizer("Qwen-Qwen3-0.6B", QWEN)
-INSTALL = Path(os.environ.get("VERL_TOOL_AGENTS", Path(__file__).parents[2] / ".agents"))
+INSTALL = Path(os.environ.get("VERL_TOOL_AGENTS", Path(__file__).parents[3] / ".agents"))
 STARTED = {"claude_code": "node_modules/.bin/claude", "mini_swe_agent": "mini/bin/mini"}
 ASKS = """
 import json, os, socket, sys, urllib.request

@@ -15,7 +15,7 @@ from template_families import QWEN
 
 from verl_tool.gateway import gateway_app, session_socket
 from verl_tool.gateway.gateway_app import Gateway
-from verl_tool.gateway.session_socket import listen_for
+from verl_tool.gateway.program.session_socket import listen_for
 from verl_tool.http import http_protocol, request_body
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "How warm is it?"}]}).encode()

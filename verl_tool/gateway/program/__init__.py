@@ -1,0 +1,1 @@
+"""Where agent programs run, and where they reach their session."""
