@@ -13,8 +13,9 @@ from agent_sessions import make_session
 from real_templates import TemplateTokenizer
 from template_families import QWEN
 
-from verl_tool.gateway import gateway_app, session_socket
+from verl_tool.gateway import gateway_app
 from verl_tool.gateway.gateway_app import Gateway
+from verl_tool.gateway.program import session_socket
 from verl_tool.gateway.program.session_socket import listen_for
 from verl_tool.http import http_protocol, request_body
 
