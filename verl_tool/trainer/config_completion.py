@@ -136,6 +136,8 @@ def _choose_tool_server(config: DictConfig) -> EpisodeOptions:
     if requested.start is not None:
         requested.port = requested.port or free_ports(1)[0]
         agent.tool_server_url = f"http://127.0.0.1:{requested.port}"
+    elif provided is None and GatewaySettings.is_set(config) and not config.gateway.program.get("mcp"):
+        agent.enable_agent = False  # the program has its own tools
     options = options_in(config)
     if options.enable_agent and options.tool_server_url is None:
         raise ConfigError(
