@@ -13,9 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import socket
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,14 +30,12 @@ from trajectory_lessons import ScriptedModel, to_lessons
 
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.trajectory import Trajectory
-from verl_tool.content.packed_files import unpack
 from verl_tool.formats import HERMES
-from verl_tool.gateway.agent_program import AgentProgram, run_program
+from verl_tool.gateway.agent_host import PROGRAM, AgentHost, AgentTask, FinishedSession
+from verl_tool.gateway.agent_program import AgentProgram
 from verl_tool.gateway.gateway_app import Gateway
 from verl_tool.gateway.session import SessionModel
 from verl_tool.protocol import FILES_FIELD
-from verl_tool.sandbox.sandboxed_service import ServiceSandbox
-from verl_tool.servers.cluster.direct_server import DirectServer
 
 CHAT_TEMPLATE = (Path(__file__).parents[1] / "function_calling" / "chat_template.jinja").read_text(encoding="utf-8")
 THERE, ELSEWHERE = "That box.", "Any box."
@@ -110,37 +106,32 @@ async def play(
     way_of: dict[str, str] = {}
     scripted = ScriptedModel(wrapped, lambda context, session: write_turn(context, way_of[session], rng))
     gateway = Gateway(SessionModel.create(scripted, wrapped, [HERMES], MAX_TOKENS))
-    sandbox, slots = ServiceSandbox(program.limits), asyncio.Semaphore(AT_ONCE)
-    with tempfile.TemporaryDirectory(prefix="verl_tool_gateway_") as folder, socket.socket(socket.AF_UNIX) as listener:
-        Path(folder).chmod(0o755)
-        path = Path(folder) / "gateway.sock"
-        listener.bind(str(path))
-        path.chmod(0o666)
-        listener.listen()
-        server = DirectServer(listener)
-        await server.open(gateway.app(for_agents=True))
+    host, slots = AgentHost(gateway.app(for_agents=True), program), asyncio.Semaphore(AT_ONCE)
+    await host.start()
 
-        async def one(row: Mapping[str, Any], way: str) -> Trajectory:
-            async with slots:
-                session = gateway.open_session()
-                way_of[session.id] = way
-                packed = unpack(row["extra_info"]["tools_kwargs"][FILES_FIELD])
-                files = {name: file.content for name, file in packed.items()}
-                task = row["prompt"][-1]["content"]
-                result = await run_program(sandbox, program, session, path, task, files)
-                if result.exit_code != 0:
-                    raise SystemExit(f"the agent ended with {result.exit_code}: {result.output[-2000:]}")
-                return await session.finish()
+    async def run(number: int, row: Mapping[str, Any], way: str) -> Trajectory:
+        async with slots:
+            session = gateway.open_session()
+            way_of[session.id] = way
 
-        tasks = [asyncio.ensure_future(one(row, way)) for row, way in zip(rows, ways, strict=True)]
-        try:
-            return [await task for task in track(tasks, description="sessions of the agent")]
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await server.close(1.0)
-            await sandbox.close()
+            async def finish() -> FinishedSession:
+                return FinishedSession(await session.finish(), session.num_requests)
+
+            files = row["extra_info"]["tools_kwargs"][FILES_FIELD]
+            task = AgentTask.of_row(row["prompt"], files, None, f"row {number}")
+            rollout = await host.run(session, task, finish)
+            if rollout.extra[PROGRAM].get("exit_code") != 0:
+                raise SystemExit(f"the agent failed: {rollout.extra[PROGRAM]}")
+            return rollout
+
+    tasks = [asyncio.ensure_future(run(i, row, way)) for i, (row, way) in enumerate(zip(rows, ways, strict=True))]
+    try:
+        return [await task for task in track(tasks, description="sessions of the agent")]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await host.close()
 
 
 def read_agent_blocks(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -1,4 +1,4 @@
-"""The recipe with an agent that nobody changed: its tasks, and what its tiny model learns from sessions of the agent."""
+"""The recipe with an agent that nobody changed: its tasks, and what its tiny model learns from the agent's sessions."""
 
 from __future__ import annotations
 
