@@ -204,7 +204,7 @@ def main(
     program = AgentProgram(preset="pi", install=str(install), seconds=120).resolve()
     tokenizer, learned, measured = asyncio.run(prepare_lessons(rows, program, seed))
     model = make_model(tokenizer, hidden=128, layers=2, seed=seed, deviation=DEVIATION)
-    how = WarmUp(target=0.92, max_steps=1500, learning_rate=2e-3, seed=seed)
+    how = WarmUp(target=0.9, max_steps=2000, learning_rate=2e-3, seed=seed)
     warm_up(model, tokenizer, learned, measured, how, output)
 
 

@@ -42,6 +42,7 @@ pytestmark = pytest.mark.slow
 RECIPES = Path(__file__).parents[3] / "examples" / "train"
 SCRIPTS = sorted(str(path.relative_to(RECIPES)) for path in RECIPES.glob("*/train*.sh"))
 PROFILES = ("gpu", "cpu")
+WITH_AGENT = "unmodified_agent/train.sh"
 ACTOR, ROLLOUT, AGENT = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "agent"))
 VARIABLES = dict(re.findall(r"^ {4}([A-Z_]+) +([a-z][\w.]+)$", (RECIPES / "launch.sh").read_text(), re.MULTILINE))
 """The options that variables of the environment set."""
@@ -75,6 +76,8 @@ def _composed(script: str | Path, overrides: tuple[str, ...], settings: tuple[tu
 def completed(script: str | Path, *overrides: str, **settings: str) -> DictConfig:
     """The config after all checks that a training makes."""
     config = composed(script, *overrides, **settings)
+    if script == WITH_AGENT:
+        config.gateway.program.install = str(RECIPES)  # any folder: nothing is started
     main_ppo.complete(config)
     return config
 
@@ -91,7 +94,7 @@ def test_all_recipes_are_there():
         *("acecoder/train.sh", "acecoder/train_mini.sh", "acecoder/train_no_tool.sh", "calculator/train.sh"),
         *("function_calling/train.sh", "gsm8k/train.sh", "math_tir/train.sh", "mathcoder/train.sh"),
         *("long_document/train.sh", "multi_tool/train.sh", "pixel_reasoner/train.sh", "search_r1/train.sh"),
-        *("skysql/train.sh", "terminal/train.sh", "toolgrpo/train.sh"),
+        *("skysql/train.sh", "terminal/train.sh", "toolgrpo/train.sh", "unmodified_agent/train.sh"),
     }
 
 
@@ -105,8 +108,9 @@ def test_the_config_is_valid(script, profile):
     assert config.trainer.device == ("cpu" if profile == "cpu" else "cuda")
     assert config.trainer.log_val_generations == 3
     options = options_in(config)
-    assert options.enable_agent == ("no_tool" not in script)
-    assert options.tool_server_url == f"http://127.0.0.1:{config.tool_server.port}"
+    assert options.enable_agent == ("no_tool" not in script and script != WITH_AGENT)
+    url = None if script == WITH_AGENT else f"http://127.0.0.1:{config.tool_server.port}"
+    assert options.tool_server_url == url
     rollout, tokens = config.actor_rollout_ref.rollout, config.data.max_prompt_length + config.data.max_response_length
     assert tokens <= rollout.max_model_len <= min(tokens + 16, rollout.max_num_batched_tokens)
     assert config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu >= tokens
@@ -195,7 +199,9 @@ def test_every_variable_sets_an_option_of_both_profiles(script):
         config = composed(script, PROFILE=profile)
         there = set(leaves(OmegaConf.to_container(config)))
         assert set(VARIABLES.values()) <= there
-        for name in ("reward.reward_manager.name", "tool_server.start", "trainer.use_v1"):
+        # The agent's tasks for GPUs have verifiers, and the small ones answers.
+        same = () if script == WITH_AGENT else ("reward.reward_manager.name",)
+        for name in (*same, "tool_server.start", "trainer.use_v1"):
             assert OmegaConf.select(config, name) == OmegaConf.select(composed(script, PROFILE="gpu"), name)
 
 
@@ -467,6 +473,8 @@ def test_without_tools_no_prompt_tells_of_any(script):
         pytest.skip("its tasks ask for a change of files, which nothing but a tool can make")
     if script.startswith("long_document"):
         pytest.skip("its documents are read by a tool alone")
+    if script == WITH_AGENT:
+        pytest.skip("its agent has its own tools")
     config = completed(script, PROFILE="gpu", USE_TOOL="false")
     assert not options_in(config).enable_agent
     for command in commands(config, "make_data"):

@@ -25,6 +25,7 @@ ONE_GPU = {
     "long_document/gpu.yaml": False, "mathcoder/gpu.yaml": False,
     "multi_tool/gpu.yaml": True, "pixel_reasoner/gpu.yaml": False,
     "search_r1/gpu.yaml": True, "skysql/gpu.yaml": False, "terminal/gpu.yaml": False, "toolgrpo/gpu.yaml": True,
+    "unmodified_agent/gpu.yaml": False,
 }  # fmt: skip
 
 OF_SIXTEEN = {
