@@ -55,7 +55,7 @@ class Recipe:
 CALCULATOR, ACECODER, NO_TOOL = "calculator", "acecoder", "acecoder_no_tool"
 FUNCTIONS, TERMINAL = "function_calling", "terminal"
 SEARCH, PAGES, SKYSQL = "search_r1", "long_document", "skysql"
-TOOLS, PIXELS = "multi_tool", "pixel_reasoner"
+TOOLS, PIXELS, AGENT = "multi_tool", "pixel_reasoner", "unmodified_agent"
 RECIPE: dict[str, Recipe] = {
     CALCULATOR: Recipe(
         RECIPES / "calculator" / "train.sh",
@@ -87,6 +87,9 @@ RECIPE: dict[str, Recipe] = {
         "+".join(f"val-core/multi_tool_{tool}/acc/mean@1" for tool in ("calculator", "search", "sql", "python")),
         None,
         wanted=0.85,
+    ),
+    AGENT: Recipe(
+        RECIPES / "unmodified_agent" / "train.sh", "val-core/unmodified_agent/acc/mean@1", None, wanted=0.85
     ),
     PIXELS: Recipe(
         RECIPES / "pixel_reasoner" / "train.sh",
