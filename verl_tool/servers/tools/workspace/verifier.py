@@ -17,17 +17,18 @@ from verl_tool import sandbox
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import SandboxError
 from verl_tool.sandbox import RunResult, Session, SessionLimits
+from verl_tool.sandbox.backends import Sandbox
 from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.session.command_relay import CALLS, CommandRelay
 from verl_tool.servers.tools.workspace.layout import lay_out
 from verl_tool.verification import MARGIN_SECONDS, Verdict, Verification, reward_in
 
-_TESTS, _LOGS, _OWN = "/tests", "/logs/verifier", wire.VERIFIER_DIRECTORY
+TESTS, LOGS, _OWN = "/tests", "/logs/verifier", wire.VERIFIER_DIRECTORY
 _HELPER = Path(sandbox.__file__).parent / "inside" / "verifier" / "in_workspace.py"
 _COMMAND = f'#!/bin/sh\nexec python3 -I {_OWN}/lib/in_workspace.py "$@"\n'
 """The helper for shells."""
 _PREPARE = (
-    f"mkdir -p /box/tests /box{_LOGS} {_OWN}/home/tmp {_OWN}/lib {_OWN}/bin {CALLS} || exit 1; "
+    f"mkdir -p /box/tests /box{LOGS} {_OWN}/home/tmp {_OWN}/lib {_OWN}/bin {CALLS} || exit 1; "
     f"mkfifo -m 600 {CALLS}/requests || exit 1; "
     "[ /tests -ef /box/tests ] && [ /logs -ef /box/logs ] || exit 9"
 )
@@ -67,7 +68,7 @@ _ENVIRONMENT = MappingProxyType(
         "TMPDIR": f"{_OWN}/home/tmp",
         "PYTHONNOUSERSITE": "1",
         "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": f"{_OWN}/lib:{_TESTS}",
+        "PYTHONPATH": f"{_OWN}/lib:{TESTS}",
         "PYTHONDONTWRITEBYTECODE": "1",
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_COUNT": "2",
@@ -78,7 +79,7 @@ _ENVIRONMENT = MappingProxyType(
     }
 )
 """Nothing of it leads to a file of the trajectory's, which programs would read by themselves."""
-_START = f'PATH="{_OWN}/bin:$PATH" exec bash --noprofile --norc {_TESTS}/test.sh'
+_START = f'PATH="{_OWN}/bin:$PATH" exec bash --noprofile --norc {TESTS}/test.sh'
 _EXTRA_BYTES, _EXTRA_FILES, _MIN_PROCESSES = 64 << 20, 4096, 64
 """Limits of a verifier beyond those of the workspace, whose files it has as well."""
 _MAX_MESSAGE_CHARACTERS = 2000
@@ -112,7 +113,7 @@ async def _verify(session: Session, verification: Verification) -> tuple[float, 
             )
         if relay.fault is not None:
             raise relay.fault
-        reward, why, numbers = await _reward(own, result, verification)
+        reward, why, numbers = await read_reward(own, result, verification)
     return reward, "\n".join(part for part in (why, result.output[-_MAX_MESSAGE_CHARACTERS:].strip()) if part), numbers
 
 
@@ -137,7 +138,7 @@ async def _prepare(own: Session, verification: Verification) -> None:
         why = result.stderr[-_MAX_MESSAGE_CHARACTERS:].strip() or result.limit_hit
         raise SandboxError(f"the verifier's folders cannot be made: {why}", retryable=False)
     try:
-        await lay_out(own, unpack(verification.files), _TESTS)
+        await lay_out(own, unpack(verification.files), TESTS)
         await own.write_file(f"{_OWN}/lib/in_workspace.py", _helper())
         await own.write_file(f"{_OWN}/bin/in_workspace", _COMMAND.encode())
         await own.exec(["chmod", "+x", f"{_OWN}/bin/in_workspace"])
@@ -156,8 +157,11 @@ async def _remove_traps(own: Session) -> str:
     return "" if result.ok else result.stderr.strip() or f"their check was ended by {result.limit_hit}"
 
 
-async def _reward(own: Session, result: RunResult, verification: Verification) -> tuple[float, str, dict[str, float]]:
-    """The reward, why it is 0 if the verifier did not say so, and what else the verifier measured."""
+async def read_reward(
+    own: Sandbox, result: RunResult, verification: Verification
+) -> tuple[float, str, dict[str, float]]:
+    """Return the reward, why it is 0 if the verifier did not say so, and what else the verifier measured. own: where it
+    ran. result: of its program."""
     if result.limit_hit == "wall_seconds":
         return 0.0, f"the verifier did not end within {verification.timeout_seconds:g} s", {}
     if result.exit_code is None:
@@ -171,10 +175,10 @@ async def _reward(own: Session, result: RunResult, verification: Verification) -
     return reward, "", numbers
 
 
-async def _file(own: Session, name: str) -> bytes | None:
+async def _file(own: Sandbox, name: str) -> bytes | None:
     """What the verifier wrote; None if it is not there. Raises ValueError if it is no plain file."""
     try:
-        return await own.read_file(f"{_LOGS}/{name}")
+        return await own.read_file(f"{LOGS}/{name}")
     except FileNotFoundError:
         return None
     except OSError as error:
