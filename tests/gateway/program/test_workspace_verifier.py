@@ -220,25 +220,27 @@ CONTAINER_CASES = {
     "right": (RIGHT, 1.0),
     "forges": (FORGES, 0.0),
     "leaves a process": (LEAVES_A_PROCESS, 0.0),
+    "links to secrets": (LINKS_TO_SECRETS, 0.0),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "wanted"), CONTAINER_CASES.values(), ids=CONTAINER_CASES)
 async def test_a_verifier_in_a_fresh_container(code: str, wanted: float, container: dict[str, Any]) -> None:
-    assert reward(await run(code, **container)) == wanted
+    rollout = await run(code, **container)
+    assert reward(rollout) == wanted, rollout.verdict
 
 
 @pytest.mark.slow
 async def test_a_verifier_in_the_folder_of_an_image(container: dict[str, Any]) -> None:
     if container["image"] == "any":
         pytest.skip("the stand-in has no files of its own")
-    options = {**container, "container": {**container["container"], "workdir": "/opt/task", "writable": True}}
+    options = {**container, "container": {**container["container"], "workdir": "/srv", "writable": True}}
     forges = "open('/usr/bin/cmp', 'w').write('#!/bin/sh\\nexit 0\\n'); open('in.txt', 'w').write('other')\n"
     assert reward(await run(RIGHT, **options)) == 1.0
     assert reward(await run(RIGHT + forges, **options)) == 0.0
-    late = await run(RIGHT, verification("sleep 60", seconds=1.0), **options)
-    assert (reward(late), "did not end within 1 s" in late.verdict.told) == (0.0, True)  # type: ignore[union-attr]
+    late = await run(RIGHT, verification("sleep 60", seconds=5.0), **options)
+    assert (reward(late), "did not end within 5 s" in late.verdict.told) == (0.0, True)  # type: ignore[union-attr]
 
 
 async def test_the_whole_image_is_no_folder_to_copy() -> None:

@@ -19,7 +19,7 @@ from verl_tool.sandbox.backends import Container, ContainerSettings
 from verl_tool.sandbox.limits import Limits
 from verl_tool.servers.tools.workspace.layout import lay_out
 from verl_tool.servers.tools.workspace.pools import PoolSettings, give_pool, take_pool
-from verl_tool.servers.tools.workspace.verifier import LOGS, TESTS, read_reward, verify
+from verl_tool.servers.tools.workspace.verifier import ENVIRONMENT, LOGS, TESTS, clean_links, read_reward, verify
 from verl_tool.verification import Verdict, Verification
 
 MAX_COPY_BYTES = 256 << 20
@@ -35,6 +35,10 @@ _NO_PROGRAM = (126, 127)
 _UNPACK = "tar -xpf - --no-same-owner --delay-directory-restore"
 _REPLACE = f'mkdir -p -- "$1" && cd -- "$1" && find . -mindepth 1 -delete && exec {_UNPACK}'
 """In a container, whose image may have files there that the program removed."""
+_LOGS_ROOT = "/logs"
+_HOME = f"{_LOGS_ROOT}/home"
+_OUTSIDE = (TESTS, _LOGS_ROOT, "/proc", "/dev", "/sys")
+_ENVIRONMENT = {**ENVIRONMENT, "HOME": _HOME, "TMPDIR": "/tmp", "PYTHONPATH": TESTS}
 
 
 class WorkspaceCopy:
@@ -137,7 +141,9 @@ class WorkspaceVerifier:
         started = time.monotonic()
         options = containers.options
         check_workdir(options.workdir)
-        settings = ContainerSettings(options.engine, containers.image, options.cpus, writable=True)
+        settings = ContainerSettings(
+            options.engine, containers.image, options.cpus, writable=options.writable, folders=(TESTS, _LOGS_ROOT)
+        )
         async with Container(settings, self._limits) as container:
             fill = ["bash", "-c", _REPLACE, "bash", options.workdir]
             unpacked = await container.exec(fill, stdin=content, wall_seconds=COPY_SECONDS, cwd="/")
@@ -146,12 +152,15 @@ class WorkspaceVerifier:
                 raise SandboxError(words[:_MAX_MESSAGE_CHARACTERS], retryable=False)
             if not unpacked.ok:
                 return _no_files(unpacked.stderr.strip() or f"tar was ended by {unpacked.limit_hit}")
-            await _lay_out(container, verification, containers.image)
+            cleaned = await container.exec(["python3", "-I", "-c", clean_links((options.workdir,), _OUTSIDE)], cwd="/")
+            if not cleaned.ok:
+                return _no_files(cleaned.stderr.strip() or f"their check was ended by {cleaned.limit_hit}")
+            await _lay_out(container, verification)
             try:
                 result = await container.exec(
                     ["bash", f"{TESTS}/test.sh"],
                     wall_seconds=verification.timeout_seconds,
-                    env=verification.env,
+                    env={**_ENVIRONMENT, **verification.env},
                     cwd=options.workdir,
                 )
                 reward, why, numbers = await read_reward(container, result, verification)
@@ -170,17 +179,15 @@ def check_workdir(workdir: str) -> None:
         )
 
 
-async def _lay_out(container: Container, verification: Verification, image: str) -> None:
+async def _lay_out(container: Container, verification: Verification) -> None:
     """Write the verifier's files. Raises SandboxError."""
-    made = await container.exec(["mkdir", "-p", TESTS, LOGS], cwd="/")
+    made = await container.exec(["mkdir", "-p", LOGS, _HOME], cwd="/")
     if not made.ok:
-        words = f"the user of the image {image} cannot make {TESTS} and {LOGS}: {made.stderr.strip()[:200]}"
-        raise SandboxError(words, retryable=False)
-    await container.exec(["bash", "-c", f"rm -rf {TESTS}/* {LOGS}/*"], cwd="/")
+        raise SandboxError(f"the verifier's folders cannot be made: {made.stderr.strip()[:200]}", retryable=False)
     try:
         await lay_out(container, unpack(verification.files), TESTS)
     except OSError as error:
-        words = f"the verifier's files cannot be written to {TESTS} of {image}: {error.strerror}"
+        words = f"the verifier's files cannot be written to {TESTS}: {error.strerror}"
         raise SandboxError(words, retryable=False) from error
 
 

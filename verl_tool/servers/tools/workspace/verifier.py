@@ -8,6 +8,7 @@ verifier asks for. So they can neither read what the verifier compares with nor 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -36,8 +37,6 @@ _NO_LINKS = 9
 """Exit code of `_PREPARE`."""
 _CLEAN = """
 import os, stat
-OUTSIDE = ("/box", "/proc", "/dev", "/sys")
-OWN = ("/box/work", "/box/tmp")
 def within(path, folders):
     return any(path == folder or path.startswith(folder + "/") for folder in folders)
 folders = list(OWN)
@@ -62,7 +61,7 @@ while folders:
 """
 """Removes from the copied files what is neither file, folder nor link, and links that lead to the verifier's own files
 or to its processes: a link ``answer.txt`` to the file with the expected answer would be right."""
-_ENVIRONMENT = MappingProxyType(
+ENVIRONMENT = MappingProxyType(
     {
         "HOME": f"{_OWN}/home",
         "TMPDIR": f"{_OWN}/home/tmp",
@@ -109,7 +108,7 @@ async def _verify(session: Session, verification: Verification) -> tuple[float, 
             result = await own.exec(
                 ["bash", "--noprofile", "--norc", "-c", _START],
                 wall_seconds=verification.timeout_seconds,
-                env={**_ENVIRONMENT, **verification.env},
+                env={**ENVIRONMENT, **verification.env},
             )
         if relay.fault is not None:
             raise relay.fault
@@ -146,6 +145,12 @@ async def _prepare(own: Session, verification: Verification) -> None:
         raise SandboxError(f"the verifier's files cannot be written: {error.strerror}", retryable=False) from error
 
 
+def clean_links(folders: Sequence[str], outside: Sequence[str]) -> str:
+    """Return a Python program that removes from `folders` what is neither file, folder nor link, and links that lead
+    `outside`."""
+    return f"OWN, OUTSIDE = {tuple(folders)!r}, {tuple(outside)!r}{_CLEAN}"
+
+
 @lru_cache(maxsize=1)
 def _helper() -> bytes:
     return _HELPER.read_bytes()
@@ -153,7 +158,9 @@ def _helper() -> bytes:
 
 async def _remove_traps(own: Session) -> str:
     """Why not, if something among the workspace's files is in the way."""
-    result = await own.run(_CLEAN, wall_seconds=MARGIN_SECONDS / 2)
+    result = await own.run(
+        clean_links(("/box/work", "/box/tmp"), ("/box", "/proc", "/dev", "/sys")), wall_seconds=MARGIN_SECONDS / 2
+    )
     return "" if result.ok else result.stderr.strip() or f"their check was ended by {result.limit_hit}"
 
 
