@@ -26,6 +26,7 @@ from verl_tool.gateway.program.workspace_verifier import WorkspaceCopy
 from verl_tool.gateway.session import SessionModel
 from verl_tool.sandbox import SandboxPool
 from verl_tool.sandbox.isolation.levels import Level, strongest
+from verl_tool.tasks.task import read_task
 from verl_tool.verification import Verification
 
 pytestmark = [
@@ -88,6 +89,7 @@ os.rename(home, "/tmp/old" if home == "/box/work" else home + "-old")
 os.symlink("/tmp/other", home)
 """
 LINKS_TO_SECRETS = "import os; os.mkdir('sub'); os.symlink('/tests/wanted.txt', 'sub/answer.txt')\n"
+FILES = ({"path": "in.txt", "text": "given"},)
 KILLS = "import os; os.mkdir('sub'); open('sub/answer.txt', 'w').write('42'); os.kill(os.getppid(), 9)\n"
 
 
@@ -100,7 +102,7 @@ def verification(script: str = SCRIPT, seconds: float = 60.0) -> Verification:
     return Verification(files=pack_files(tests), timeout_seconds=seconds, env={"WANTED": "42"})
 
 
-async def run(code: str, check: Verification | None = None, **options: Any) -> Trajectory:
+async def run(code: str, check: Verification | None = None, files: object = FILES, **options: Any) -> Trajectory:
     """The rollout of a program of one request and `code`."""
     model = SessionModel.create(
         WritingGenerator(TOKENIZER, ["Hello.<|im_end|>"]), TOKENIZER, [format_by_name("hermes")], 1 << 20
@@ -113,7 +115,6 @@ async def run(code: str, check: Verification | None = None, **options: Any) -> T
 
     fields = {"command": ("python3", "-c", ASKS + code), "seconds": 30, "memory_bytes": 512 << 20, **options}
     host = AgentHost(gateway.app(for_agents=True), AgentProgram.model_validate(fields))
-    files = [{"path": "in.txt", "text": "given"}]
     task = AgentTask.of_row([{"role": "user", "content": "go"}], files, check or verification(), "row 7")
     try:
         await host.start()
@@ -135,6 +136,15 @@ async def test_the_verifier_checks_the_files_that_the_program_left() -> None:
     assert rollout.verdict is not None
     assert rollout.verdict.told.split() == ["in.txt", "link", "sub"], "links are copied, and pipes are not"
     assert rollout.extra["agent_program"]["exit_code"] == 0
+
+
+@pytest.mark.parametrize("name", ["failing-test", "git-bisect"])
+@pytest.mark.parametrize("solved", [True, False])
+async def test_tasks_in_harbors_layout_are_solved_by_their_solutions(name: str, solved: bool) -> None:
+    task = read_task(Path(__file__).parents[3] / "examples" / "tasks" / name)
+    solution = task.solution["solve.sh"].content.decode()
+    code = f"import subprocess; subprocess.run(['bash', '-c', {solution!r}])" if solved else ""
+    assert reward(await run(code, task.verification, task.packed_files())) == float(solved)
 
 
 ATTACKS: Mapping[str, str] = {
@@ -239,6 +249,8 @@ async def test_a_verifier_in_the_folder_of_an_image(container: dict[str, Any]) -
     forges = "open('/usr/bin/cmp', 'w').write('#!/bin/sh\\nexit 0\\n'); open('in.txt', 'w').write('other')\n"
     assert reward(await run(RIGHT, **options)) == 1.0
     assert reward(await run(RIGHT + forges, **options)) == 0.0
+    slow = await run(RIGHT + "import time; time.sleep(60)", **{**options, "seconds": 6})
+    assert (reward(slow), slow.extra["agent_program"]["exit_code"]) == (1.0, None)
     late = await run(RIGHT, verification("sleep 60", seconds=5.0), **options)
     assert (reward(late), "did not end within 5 s" in late.verdict.told) == (0.0, True)  # type: ignore[union-attr]
 
