@@ -37,6 +37,8 @@ class AgentTask:
     """The last message."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """For its working directory, by path."""
+    executable: tuple[str, ...] = ()
+    """Those of `files` that are programs."""
     messages: Sequence[Mapping[str, Any]] = ()
     """The whole conversation; empty: the text is all. No other column: it may hold the answer."""
     image: str | None = None
@@ -56,10 +58,12 @@ class AgentTask:
         """files: as `build_call_extra` gives them. image: ``workspace_image`` of its ``tools_kwargs``. Raises
         ConfigError for a row without text, or with an image that is no name."""
         texts = text_messages(messages, where)
-        unpacked = {name: file.content for name, file in unpack(files).items()} if is_present(files) else {}
+        unpacked = unpack(files) if is_present(files) else {}
         if image is not None and not (isinstance(image, str) and image):
             raise ConfigError(f"{where}: tools_kwargs.{ROW_IMAGE}={image!r:.100} is not the name of an image")
-        return cls(str(texts[-1]["content"]), unpacked, texts, image, verification)
+        contents = {name: file.content for name, file in unpacked.items()}
+        executable = tuple(name for name, file in unpacked.items() if file.executable)
+        return cls(str(texts[-1]["content"]), contents, executable, texts, image, verification)
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,9 @@ class AgentHost:
                     session.id, self._app, Path(self._folder.name), shared=containers is not None
                 ) as path:
                     result = await run_program(
-                        *(place, self.program, session, path, task.text, task.files, task.messages), copy=copy
+                        *(place, self.program, session, path, task.text, task.files, task.messages),
+                        executable=task.executable,
+                        copy=copy,
                     )
             except SandboxError as error:
                 result = str(error)

@@ -185,11 +185,13 @@ async def run_program(
     task: str,
     files: Mapping[str, bytes] | None = None,
     messages: Sequence[Mapping[str, Any]] = (),
+    executable: Sequence[str] = (),
     copy: WorkspaceCopy | None = None,
 ) -> ProgramResult:
     """Run `program` in a fresh sandbox or container until it exits. socket: Unix socket on which the gateway listens.
     files: put into its working directory first. messages: the conversation that ends with `task`; empty: there is
-    nothing else. copy: takes the files of its working directory at the end, also after the time limit.
+    nothing else. executable: those of `files` that are programs. copy: takes the files of its working directory at the
+    end, also after the time limit.
 
     Raises SandboxError if it cannot be started.
     """
@@ -240,7 +242,7 @@ async def run_program(
     log = bytearray()
     last: dict[str, Any] | None = None
     try:
-        last = await asyncio.wait_for(_communicate(running.process, files or {}, log), program.seconds)
+        last = await asyncio.wait_for(_communicate(running.process, files or {}, executable, log), program.seconds)
         if copy is not None and "error" not in last:
             await copy.receive(_stdout(running.process))
     except asyncio.TimeoutError:
@@ -259,13 +261,13 @@ async def run_program(
 
 
 async def _communicate(
-    process: asyncio.subprocess.Process, files: Mapping[str, bytes], log: bytearray
+    process: asyncio.subprocess.Process, files: Mapping[str, bytes], executable: Sequence[str], log: bytearray
 ) -> dict[str, Any]:
     """Send the files, collect what the program prints, and return the forwarder's last line."""
     assert process.stdin is not None
     assert process.stdout is not None
     encoded = {name: base64.b64encode(data).decode() for name, data in files.items()}
-    process.stdin.write(json.dumps(encoded).encode() + b"\n")
+    process.stdin.write(json.dumps([encoded, *executable]).encode() + b"\n")
     with contextlib.suppress(ConnectionError):
         await process.stdin.drain()
 

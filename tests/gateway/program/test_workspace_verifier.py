@@ -165,6 +165,12 @@ async def test_what_is_wrong_gets_nothing(code: str) -> None:
     assert "cannot be checked" not in rollout.verdict.told, "the verifier itself says so"
 
 
+async def test_programs_of_a_row_stay_programs() -> None:
+    check = verification("[ -x run.sh ] && [ ! -x plain.sh ] && echo 1 > /logs/verifier/reward.txt")
+    files = [{"path": "run.sh", "text": "#!/bin/sh\n", "executable": True}, {"path": "plain.sh", "text": ""}]
+    assert reward(await run("import subprocess; subprocess.run('./run.sh', check=True)", check, files)) == 1.0
+
+
 async def test_the_files_of_a_program_at_its_time_limit_are_checked() -> None:
     rollout = await run(RIGHT + "import time; time.sleep(60)", seconds=2.5)
     assert reward(rollout) == 1.0

@@ -1,9 +1,9 @@
 """Starts an agent, and forwards what it sends to 127.0.0.1 to the gateway's Unix socket.
 
 Arguments: socket, port, JSON list of files to keep, ``copy`` or an empty text, command. It reads one line, the files to
-write as JSON, prints one line at the end, and gives the agent's output on stderr. With ``copy`` it ends the agent when
-its input is closed, and sends the files of the working directory behind the line. Standard library only: it runs alone
-in the sandbox.
+write and which of them are programs as JSON, prints one line at the end, and gives the agent's output on stderr. With
+``copy`` it ends the agent when its input is closed, and sends the files of the working directory behind the line.
+Standard library only: it runs alone in the sandbox.
 """
 
 import base64
@@ -64,13 +64,15 @@ def accept(listener, path):
             client.close()
 
 
-def write_files(files):
-    """Put files into the working directory. Raises ValueError for a path that leaves it."""
+def write_files(files, *executable):
+    """Put files into the working directory, some of them `executable`. Raises ValueError for a path that leaves it."""
     for name, data in files.items():
         if os.path.isabs(name) or ".." in pathlib.PurePosixPath(name).parts:
             raise ValueError(f"{name!r} is not below the working directory")
         pathlib.Path(name).parent.mkdir(parents=True, exist_ok=True)
         pathlib.Path(name).write_bytes(base64.b64decode(data))
+    for name in executable:
+        os.chmod(name, 0o755)
 
 
 def read_files(names):
@@ -123,7 +125,7 @@ def main():
     ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0, 0, 0, 0)
     path, port, names, copy, *command = sys.argv[1:]
     try:
-        write_files(json.loads(sys.stdin.readline()))
+        write_files(*json.loads(sys.stdin.readline()))
         listener = socket.create_server(("127.0.0.1", int(port)))
         threading.Thread(target=accept, args=(listener, path), daemon=True).start()
         agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, stderr=2)
