@@ -103,7 +103,11 @@ class AgentHost:
     ) -> Trajectory:
         """Run the program in `session`, then `finish` that one, also when cancelled, then the verifier of the task.
         Return the rollout, whose record says how the program ended."""
-        with WorkspaceCopy() if task.verification is not None else contextlib.nullcontext() as copy:
+        with (
+            WorkspaceCopy(self.program.max_copy_bytes)
+            if task.verification is not None
+            else contextlib.nullcontext() as copy
+        ):
             result: ProgramResult | str
             containers: ProgramContainers | None = None
             try:
@@ -111,7 +115,7 @@ class AgentHost:
                 if isinstance(place, ProgramContainers):
                     containers = place
                     if copy is not None:
-                        check_workdir(place.options.workdir)
+                        check_workdir(place.options)
                 async with listen_for(
                     session.id, self._app, Path(self._folder.name), shared=containers is not None
                 ) as path:

@@ -92,6 +92,8 @@ class AgentProgram(BaseModel):
     """It calls the tools of the trainer's tool server over MCP, at ``{mcp_url}`` (``MCP_URL`` in its environment)."""
     keep_files: tuple[str, ...] = ()
     """Files in its working directory whose contents are kept in the record, such as an answer to grade."""
+    max_copy_bytes: int = Field(default=256 << 20, ge=1 << 20)
+    """Of its working directory as a tar, of which a row's verifier gets a copy. Eight are in memory at a time."""
 
     @property
     def limits(self) -> Limits:

@@ -184,9 +184,8 @@ async def test_a_program_that_ends_what_copies_its_files_gets_nothing() -> None:
     assert "ended before its files were copied" in rollout.verdict.told
 
 
-async def test_too_many_bytes_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace_verifier, "MAX_COPY_BYTES", 1 << 20)
-    rollout = await run(RIGHT + "open('large', 'wb').write(bytes(2 << 20))")
+async def test_too_many_bytes_get_nothing() -> None:
+    rollout = await run(RIGHT + "open('large', 'wb').write(bytes(2 << 20))", max_copy_bytes=1 << 20)
     assert reward(rollout) == 0.0
     assert rollout.verdict is not None
     assert "more than 1048576 bytes" in rollout.verdict.told
@@ -208,7 +207,7 @@ async def test_a_copy_that_breaks_off_is_none(sent: bytes) -> None:
     stream = asyncio.StreamReader()
     stream.feed_data(sent)
     stream.feed_eof()
-    with WorkspaceCopy() as copy:
+    with WorkspaceCopy(1 << 20) as copy:
         await copy.receive(stream)
         assert copy.problem
 
@@ -217,7 +216,7 @@ async def test_a_tar_that_is_none_gets_nothing() -> None:
     stream = asyncio.StreamReader()
     stream.feed_data(b"\0\0\0\4abcd\0\0\0\0")
     verifier = workspace_verifier.WorkspaceVerifier(AgentProgram().limits)
-    with WorkspaceCopy() as copy:
+    with WorkspaceCopy(1 << 20) as copy:
         await copy.receive(stream)
         assert not copy.problem
         verdict = await verifier.verify(copy, verification(), None)
@@ -261,7 +260,13 @@ async def test_a_verifier_in_the_folder_of_an_image(container: dict[str, Any]) -
     assert (reward(late), "did not end within 5 s" in late.verdict.told) == (0.0, True)  # type: ignore[union-attr]
 
 
-async def test_the_whole_image_is_no_folder_to_copy() -> None:
-    options = {"image": "any", "container": {"engine": "podman", "workdir": "/"}}
-    with pytest.raises(ConfigError, match="workdir=/ is the whole image"):
-        await run(RIGHT, **options)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"workdir": "/", "writable": True}, "workdir=/ is the whole image"),
+        ({"workdir": "/testbed"}, "workdir=/testbed cannot be written to"),
+    ],
+)
+async def test_a_folder_that_cannot_be_copied_is_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        await run(RIGHT, image="any", container={"engine": "podman", **options})

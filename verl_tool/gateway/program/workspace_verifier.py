@@ -9,21 +9,21 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from pathlib import PurePosixPath
 
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
-from verl_tool.gateway.program.container_program import ProgramContainers
+from verl_tool.gateway.program.container_program import ContainerOptions, ProgramContainers
 from verl_tool.protocol import Fault, FaultKind
 from verl_tool.sandbox import Level, Policy, SandboxPool, SessionLimits
 from verl_tool.sandbox.backends import Container, ContainerSettings
+from verl_tool.sandbox.inside.wire import WORK_DIRECTORY
 from verl_tool.sandbox.limits import Limits
 from verl_tool.servers.tools.workspace.layout import lay_out
 from verl_tool.servers.tools.workspace.pools import PoolSettings, give_pool, take_pool
 from verl_tool.servers.tools.workspace.verifier import ENVIRONMENT, LOGS, TESTS, clean_links, read_reward, verify
 from verl_tool.verification import Verdict, Verification
 
-MAX_COPY_BYTES = 256 << 20
-"""Of a working directory, as a tar."""
 COPY_SECONDS = 60.0
 """To receive the copy, and to unpack it."""
 _VERIFIERS = 8
@@ -33,8 +33,10 @@ _MAX_PART_BYTES = 1 << 21
 _MAX_MESSAGE_CHARACTERS = 2000
 _NO_PROGRAM = (126, 127)
 _UNPACK = "tar -xpf - --no-same-owner --delay-directory-restore"
-_REPLACE = f'mkdir -p -- "$1" && cd -- "$1" && find . -mindepth 1 -delete && exec {_UNPACK}'
+_REPLACE = f'mkdir -p -- "$1" && cd -- "$1" && find . -mindepth 1 -delete || exit 9; exec {_UNPACK}'
 """In a container, whose image may have files there that the program removed."""
+_NOT_EMPTIED = 9
+"""Exit code of `_REPLACE`."""
 _LOGS_ROOT = "/logs"
 _HOME = f"{_LOGS_ROOT}/home"
 _OUTSIDE = (TESTS, _LOGS_ROOT, "/proc", "/dev", "/sys")
@@ -44,7 +46,9 @@ _ENVIRONMENT = {**ENVIRONMENT, "HOME": _HOME, "TMPDIR": "/tmp", "PYTHONPATH": TE
 class WorkspaceCopy:
     """The files of a working directory as a tar, in a temporary file. Nothing here reads what is in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        """max_bytes: of the tar."""
+        self._max_bytes = max_bytes
         self.problem = "the program ended before its files were copied"
         """Why the copy is not complete; empty if it is."""
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `__exit__`)
@@ -68,8 +72,8 @@ class WorkspaceCopy:
         size = 0
         while length := int.from_bytes(await stream.readexactly(_LENGTH_BYTES), "big"):
             size += length
-            if size > MAX_COPY_BYTES or length > _MAX_PART_BYTES:
-                return f"they are more than {MAX_COPY_BYTES} bytes as a tar; leave less in the working directory"
+            if size > self._max_bytes or length > _MAX_PART_BYTES:
+                return f"they are more than {self._max_bytes} bytes as a tar; raise gateway.program.max_copy_bytes"
             self._file.write(await stream.readexactly(length))
         return ""
 
@@ -140,13 +144,16 @@ class WorkspaceVerifier:
     ) -> Verdict:
         started = time.monotonic()
         options = containers.options
-        check_workdir(options.workdir)
+        check_workdir(options)
         settings = ContainerSettings(
             options.engine, containers.image, options.cpus, writable=options.writable, folders=(TESTS, _LOGS_ROOT)
         )
         async with Container(settings, self._limits) as container:
             fill = ["bash", "-c", _REPLACE, "bash", options.workdir]
             unpacked = await container.exec(fill, stdin=content, wall_seconds=COPY_SECONDS, cwd="/")
+            if unpacked.exit_code == _NOT_EMPTIED:  # the folder is the image's, and nothing of the program is there
+                words = f"{options.workdir} of {containers.image} cannot be emptied: {unpacked.stderr.strip()}"
+                raise SandboxError(words[:_MAX_MESSAGE_CHARACTERS], retryable=False)
             if unpacked.exit_code in _NO_PROGRAM:
                 words = f"the image {containers.image} needs tar and find for a verifier: {unpacked.stderr.strip()}"
                 raise SandboxError(words[:_MAX_MESSAGE_CHARACTERS], retryable=False)
@@ -170,8 +177,14 @@ class WorkspaceVerifier:
         return Verdict(reward, message, numbers, seconds=time.monotonic() - started)
 
 
-def check_workdir(workdir: str) -> None:
+def check_workdir(options: ContainerOptions) -> None:
     """Raise ConfigError for a folder that cannot be copied."""
+    workdir = options.workdir
+    if not options.writable and PurePosixPath(workdir).parts[:3] != PurePosixPath(WORK_DIRECTORY).parts:
+        raise ConfigError(
+            f"gateway.program.container.workdir={workdir} cannot be written to, and a verifier checks it; "
+            "set gateway.program.container.writable=true"
+        )
     if not workdir.strip("/."):
         raise ConfigError(
             f"gateway.program.container.workdir={workdir} is the whole image, and a verifier gets a copy of that "
