@@ -252,16 +252,19 @@ async def test_what_is_trained_is_what_is_sampled_and_evaluated(agent: str, tmp_
     assert (summary.accuracy.value, summary.errors, record.correct) == (1.0, 0, True)
 
 
-@pytest.mark.parametrize(("wanted", "score"), [("42", 1.0), ("41", 0.0)])
+@pytest.mark.parametrize(
+    ("agent", "wanted", "score"), [("program", "42", 1.0), ("program", "41", 0.0), ("mini_swe_agent", "42", 1.0)]
+)
 async def test_verifiers_check_what_programs_leave_in_training_and_evaluation(
-    wanted: str, score: float, tmp_path: Path
+    agent: str, wanted: str, score: float, tmp_path: Path
 ) -> None:
-    folder, tokenizer = trained_on("program", tmp_path), qwen_tokenizer()
+    folder, tokenizer = trained_on(agent, tmp_path), qwen_tokenizer()
+    last = shell("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT") if agent == "mini_swe_agent" else "Done."
     script = f'[ "$(cat answer.txt)" = {wanted} ] && echo 1 > /logs/verifier/reward.txt'
     check = Verification(files=pack_files({"test.sh": PackedFile(f"{script}; exit 0".encode())}))
     row = data_row(reward_model={"style": STYLE, "ground_truth": check.model_dump_json()})
-    outputs = await train(folder, TrainingEngine(tokenizer, "Done."), row)
-    async with served(folder, EndpointEngine(tokenizer, "Done.")) as url:
+    outputs = await train(folder, TrainingEngine(tokenizer, last), row)
+    async with served(folder, EndpointEngine(tokenizer, last)) as url:
         summary = await program.evaluate(evaluation(tmp_path, url, row), reward_config("terminal", {}), tokenizer)
     verdict = outputs[-1].extra_fields["trajectory"].verdict
     assert (verdict.fault, verdict.score) == (None, score)
