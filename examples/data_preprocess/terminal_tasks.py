@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from rows import LocalDir, Row, Seed, TestSize, convert, divide, messages, row, run, save
 
+from verl_tool.gateway.agent_program import ROW_IMAGE
 from verl_tool.protocol import FILES_FIELD
 from verl_tool.tasks.task import Task, read_task, task_folders
 from verl_tool.verification import STYLE
@@ -31,7 +32,9 @@ def as_row(task: Mapping[str, Any], split: str, index: int) -> Row:
     """One row of a task."""
     what: Task = task["task"]
     files = what.packed_files()
-    extra = {"task": what.name, **({"tools_kwargs": {FILES_FIELD: files}} if files else {})}
+    image = what.image if task["images"] else None
+    sent = {name: value for name, value in ((FILES_FIELD, files), (ROW_IMAGE, image)) if value}
+    extra = {"task": what.name, **({"tools_kwargs": sent} if sent else {})}
     made = row(
         DATA_SOURCE,
         messages(task["system"] or None, what.instruction),
@@ -53,10 +56,13 @@ def main(
     ignore_build: Annotated[
         bool, typer.Option("--ignore_build", help="Leave out what a Dockerfile builds (RUN, ENV, ...).")
     ] = False,
+    images: Annotated[
+        bool, typer.Option("--images", help="Agent programs run in each task's environment.docker_image.")
+    ] = False,
 ) -> None:
     """Write train.parquet, and test.parquet with `test_size` tasks that are held out."""
     read = [read_task(folder, ignore_build=ignore_build) for folder in task_folders(tasks)]
-    source = [{"name": task.name, "task": task, "system": system} for task in read]
+    source = [{"name": task.name, "task": task, "system": system, "images": images} for task in read]
     save(convert(divide(source, "name", test_size, seed), as_row), local_dir)
 
 

@@ -178,6 +178,16 @@ def test_terminal_tasks(tmp_path: Path) -> None:
         assert set(sent) == {FILES_FIELD}, "no test is sent with the calls"
 
 
+def test_a_task_brings_its_image_to_agent_programs(tmp_path: Path) -> None:
+    task = shutil.copytree(SCRIPTS.parent / "tasks" / "find-value", tmp_path / "tasks" / "one")
+    config = (task / "task.toml").read_text().replace("[environment]", '[environment]\ndocker_image = "my/task:1"')
+    (task / "task.toml").write_text(config)
+    for flags, images in (((), None), (("--images",), "my/task:1")):
+        folder = tmp_path / f"rows{len(flags)}"
+        [row] = made("terminal_tasks", folder, "--tasks", str(task.parent), *flags)["train"]
+        assert build_call_extra(row["extra_info"]["tools_kwargs"], None, "row").get("workspace_image") == images
+
+
 def test_aime_trains_on_other_years_than_the_test_s(tmp_path: Path) -> None:
     earlier = tmp_path / "earlier.jsonl"
     years = [{"ID": f"{year}-1", "Year": year, "Question": f"q{year}", "Answer": "080"} for year in (1983, 2023, 2024)]

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A stand-in for the command line of docker: ``run``, ``exec`` and ``rm`` over local folders and processes.
 
-A container is a folder below ``$DOCKER_STAND_IN`` with its work folder and its /tmp; its processes run in a bubblewrap
-that shows these two and a read-only root. Limits are written down and not enforced. Standard library only.
+A container is a folder below ``$DOCKER_STAND_IN`` with its folders in memory; its processes run in a bubblewrap that
+shows these and a read-only root. Limits are written down and not enforced. Standard library only.
 """
 
 from __future__ import annotations
@@ -113,10 +113,15 @@ def _confined(name: str, command: list[str], folder: str) -> list[str]:
         elif entry.is_dir() and entry.name not in _HIDDEN:
             words += ["--ro-bind", entry.path, entry.path]
     words += ["--dev", "/dev", "--ro-bind", "/proc", "/proc", "--dir", "/box"]
-    mounted = json.loads((STATE / name / "options.json").read_text()).get("--volume", ())
-    for inside, outside in (("/box/work", "work"), ("/tmp", "tmp"), ("/dev/shm", "shm")):
+    options = json.loads((STATE / name / "options.json").read_text())
+    folders = {"/box/work": "work", "/tmp": "tmp", "/dev/shm": "shm"}
+    for each in options["--tmpfs"]:
+        inside = each.partition(":")[0]
+        folders.setdefault(inside, f"tmpfs{inside}")
+    for inside, outside in folders.items():
+        (STATE / name / outside).mkdir(parents=True, exist_ok=True)
         words += ["--bind", str(STATE / name / outside), inside]
-    for each in mounted:
+    for each in options.get("--volume", ()):
         outside, inside, _ = each.split(":")
         words += ["--ro-bind", outside, inside]
     return [*words, "--chdir", folder, *command]

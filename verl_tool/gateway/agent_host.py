@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,11 +14,13 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from verl_tool.agent_loop.row import is_present, text_messages
-from verl_tool.agent_loop.trajectory import Trajectory
+from verl_tool.agent_loop.trajectory import Excluded, Trajectory
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.gateway.agent_program import ROW_IMAGE, AgentProgram, ProgramResult, SessionAddress, run_program
+from verl_tool.gateway.program.container_program import ProgramContainers
 from verl_tool.gateway.program.session_socket import listen_for
+from verl_tool.gateway.program.workspace_verifier import WorkspaceCopy, WorkspaceVerifier, check_workdir
 from verl_tool.gateway.session import with_fault
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
 from verl_tool.verification import Verification
@@ -34,10 +37,14 @@ class AgentTask:
     """The last message."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """For its working directory, by path."""
+    executable: tuple[str, ...] = ()
+    """Those of `files` that are programs."""
     messages: Sequence[Mapping[str, Any]] = ()
     """The whole conversation; empty: the text is all. No other column: it may hold the answer."""
     image: str | None = None
     """Its own image, in place of the program's."""
+    verification: Verification | None = None
+    """What checks its working directory at the end. It does not reach the program."""
 
     @classmethod
     def of_row(
@@ -49,16 +56,14 @@ class AgentTask:
         image: Any = None,
     ) -> AgentTask:
         """files: as `build_call_extra` gives them. image: ``workspace_image`` of its ``tools_kwargs``. Raises
-        ConfigError for a row without text, with a verifier, or with an image that is no name."""
-        if verification is not None:
-            raise ConfigError(
-                f"{where} has a verifier, which checks a tool's workspace; a program has none. Grade its files"
-            )
+        ConfigError for a row without text, or with an image that is no name."""
         texts = text_messages(messages, where)
-        unpacked = {name: file.content for name, file in unpack(files).items()} if is_present(files) else {}
+        unpacked = unpack(files) if is_present(files) else {}
         if image is not None and not (isinstance(image, str) and image):
             raise ConfigError(f"{where}: tools_kwargs.{ROW_IMAGE}={image!r:.100} is not the name of an image")
-        return cls(str(texts[-1]["content"]), unpacked, texts, image)
+        contents = {name: file.content for name, file in unpacked.items()}
+        executable = tuple(name for name, file in unpacked.items() if file.executable)
+        return cls(str(texts[-1]["content"]), contents, executable, texts, image, verification)
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ class AgentHost:
         self.program = program
         self._app = app
         self._sandbox = ServiceSandbox(program.limits)
+        self._verifier = WorkspaceVerifier(program.limits)
         self._folder = tempfile.TemporaryDirectory(prefix="verl_tool_gateway_")
         os.chmod(self._folder.name, 0o755)
         self._started = False
@@ -95,22 +101,41 @@ class AgentHost:
     async def run(
         self, session: SessionAddress, task: AgentTask, finish: Callable[[], Awaitable[FinishedSession]]
     ) -> Trajectory:
-        """Run the program in `session`, then `finish` that one, also when cancelled; the rollout, whose record says how
-        the program ended."""
-        result: ProgramResult | str
-        try:
-            place = self.program.choose_place(self._sandbox, task.image)
-            shared = self.program.image is not None
-            async with listen_for(session.id, self._app, Path(self._folder.name), shared=shared) as path:
-                result = await run_program(place, self.program, session, path, task.text, task.files, task.messages)
-        except SandboxError as error:
-            result = str(error)
-        finally:
-            finished = await finish()
-        rollout = finished.rollout
-        # How a program ends that has called the model may be the model's doing, and is graded.
-        if rollout.excluded is None and not finished.num_requests:
-            rollout = with_fault(rollout, _why_no_request(result))
+        """Run the program in `session`, then `finish` that one, also when cancelled, then the verifier of the task.
+        Return the rollout, whose record says how the program ended."""
+        with (
+            WorkspaceCopy(self.program.max_copy_bytes)
+            if task.verification is not None
+            else contextlib.nullcontext() as copy
+        ):
+            result: ProgramResult | str
+            containers: ProgramContainers | None = None
+            try:
+                place = self.program.choose_place(self._sandbox, task.image)
+                if isinstance(place, ProgramContainers):
+                    containers = place
+                    if copy is not None:
+                        check_workdir(place.options)
+                async with listen_for(
+                    session.id, self._app, Path(self._folder.name), shared=containers is not None
+                ) as path:
+                    result = await run_program(
+                        *(place, self.program, session, path, task.text, task.files, task.messages),
+                        executable=task.executable,
+                        copy=copy,
+                    )
+            except SandboxError as error:
+                result = str(error)
+            finally:
+                finished = await finish()
+            rollout = finished.rollout
+            # How a program ends that has called the model may be the model's doing, and is graded.
+            if rollout.excluded is None and not finished.num_requests:
+                rollout = with_fault(rollout, _why_no_request(result))
+            if copy is not None and rollout.excluded not in (Excluded.FAULT, Excluded.ABORTED):
+                assert task.verification is not None
+                verdict = await self._verifier.verify(copy, task.verification, containers)
+                rollout = replace(rollout, verdict=verdict)
         description: dict[str, Any] = {"error": result} if isinstance(result, str) else asdict(result)
         description["settings"] = self.program.describe()
         return replace(rollout, extra={**rollout.extra, PROGRAM: description})
@@ -118,6 +143,7 @@ class AgentHost:
     async def close(self) -> None:
         """End the programs."""
         await self._sandbox.close()
+        await self._verifier.close()
         self._folder.cleanup()
 
 

@@ -20,6 +20,7 @@ from verl_tool.gateway.gateway_app import SESSIONS_PATH
 from verl_tool.gateway.inside.python_program import ROW_FILE
 from verl_tool.gateway.presets import MCP_PRESETS, PRESETS
 from verl_tool.gateway.program.container_program import ContainerOptions, ContainerService, ProgramContainers
+from verl_tool.gateway.program.workspace_verifier import COPY_SECONDS, WorkspaceCopy
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.sandboxed_service import RunningService, SandboxedService, ServiceSandbox
 
@@ -91,6 +92,8 @@ class AgentProgram(BaseModel):
     """It calls the tools of the trainer's tool server over MCP, at ``{mcp_url}`` (``MCP_URL`` in its environment)."""
     keep_files: tuple[str, ...] = ()
     """Files in its working directory whose contents are kept in the record, such as an answer to grade."""
+    max_copy_bytes: int = Field(default=256 << 20, ge=1 << 20)
+    """Of its working directory as a tar, of which a row's verifier gets a copy. Eight are in memory at a time."""
 
     @property
     def limits(self) -> Limits:
@@ -184,10 +187,13 @@ async def run_program(
     task: str,
     files: Mapping[str, bytes] | None = None,
     messages: Sequence[Mapping[str, Any]] = (),
+    executable: Sequence[str] = (),
+    copy: WorkspaceCopy | None = None,
 ) -> ProgramResult:
     """Run `program` in a fresh sandbox or container until it exits. socket: Unix socket on which the gateway listens.
     files: put into its working directory first. messages: the conversation that ends with `task`; empty: there is
-    nothing else.
+    nothing else. executable: those of `files` that are programs. copy: takes the files of its working directory at the
+    end, also after the time limit.
 
     Raises SandboxError if it cannot be started.
     """
@@ -219,7 +225,16 @@ async def run_program(
         command = ["python3", "-c", _PYTHON_PROGRAM, program.python, session.id]
         files = {**(files or {}), ROW_FILE: json.dumps({"messages": texts}).encode()}
     service = SandboxedService(
-        ("python3", "-c", _FORWARDER, str(socket), str(PORT), json.dumps(program.keep_files), *command),
+        (
+            "python3",
+            "-c",
+            _FORWARDER,
+            str(socket),
+            str(PORT),
+            json.dumps(program.keep_files),
+            "copy" if copy else "",
+            *command,
+        ),
         env,
         readable=(str(socket.parent), *program.readable),
         loopback=True,
@@ -229,9 +244,12 @@ async def run_program(
     log = bytearray()
     last: dict[str, Any] | None = None
     try:
-        last = await asyncio.wait_for(_communicate(running.process, files or {}, log), program.seconds)
+        last = await asyncio.wait_for(_communicate(running.process, files or {}, executable, log), program.seconds)
+        if copy is not None and "error" not in last:
+            await copy.receive(_stdout(running.process))
     except asyncio.TimeoutError:
-        pass
+        if copy is not None:
+            await _end_and_copy(running.process, copy)
     finally:
         await running.end()
     seconds, output = time.monotonic() - started, bytes(log[-MAX_OUTPUT:]).decode("utf-8", "replace")
@@ -245,13 +263,13 @@ async def run_program(
 
 
 async def _communicate(
-    process: asyncio.subprocess.Process, files: Mapping[str, bytes], log: bytearray
+    process: asyncio.subprocess.Process, files: Mapping[str, bytes], executable: Sequence[str], log: bytearray
 ) -> dict[str, Any]:
     """Send the files, collect what the program prints, and return the forwarder's last line."""
     assert process.stdin is not None
     assert process.stdout is not None
     encoded = {name: base64.b64encode(data).decode() for name, data in files.items()}
-    process.stdin.write(json.dumps(encoded).encode() + b"\n")
+    process.stdin.write(json.dumps([encoded, *executable]).encode() + b"\n")
     with contextlib.suppress(ConnectionError):
         await process.stdin.drain()
 
@@ -274,6 +292,20 @@ async def _communicate(
         return result
     finally:
         collecting.cancel()
+
+
+async def _end_and_copy(process: asyncio.subprocess.Process, copy: WorkspaceCopy) -> None:
+    """Let the forwarder end the program and send its files."""
+    assert process.stdin is not None
+    process.stdin.close()
+    with contextlib.suppress(asyncio.TimeoutError, ValueError):
+        await asyncio.wait_for(_stdout(process).readline(), COPY_SECONDS)
+        await copy.receive(_stdout(process))
+
+
+def _stdout(process: asyncio.subprocess.Process) -> asyncio.StreamReader:
+    assert process.stdout is not None
+    return process.stdout
 
 
 def _read_result(line: bytes) -> dict[str, Any]:

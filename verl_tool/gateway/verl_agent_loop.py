@@ -65,8 +65,8 @@ class GatewayAgentLoop(VerlToolAgentLoop):
         index: int | None = None,
         **row: Any,
     ) -> AgentLoopOutput | list[AgentLoopOutput]:
-        """Run the program for one sample. Raises ConfigError for a row without text, with files that cannot be
-        unpacked, or with a verifier."""
+        """Run the program for one sample. Raises ConfigError for a row without text, or with files that
+        cannot be unpacked."""
         if self._worker.step is not None or self._worker.stored is not None:  # what an earlier run sampled
             again: dict[str, Any] = {
                 "raw_prompt": raw_prompt,

@@ -61,6 +61,8 @@ class Task:
     seconds: float = _SECONDS
     """For the solution."""
     metadata: dict[str, Any] = field(default_factory=dict)
+    image: str | None = None
+    """``environment.docker_image``, which only agent programs run in."""
 
     def packed_files(self) -> str:
         """The files of the workspace as text; empty if there are none. Raises ConfigError."""
@@ -101,6 +103,7 @@ def read_task(folder: Path, *, ignore_build: bool = False) -> Task:
             solution_env=_env(config.get("solution", {}), "solution"),
             seconds=_seconds(config.get("agent", {}).get("timeout_sec", _SECONDS), "agent.timeout_sec"),
             metadata=config.get("metadata", {}),
+            image=config.get("environment", {}).get("docker_image"),
         )
     except ConfigError as error:
         raise ConfigError(f"task {folder}: {error}") from None

@@ -31,7 +31,7 @@ from eval_service import evaluate as program
 from eval_service.evaluation.asking import Asking
 from eval_service.evaluation.dataset import read_problems
 from eval_service.evaluation.record import read_records
-from eval_service.evaluation.scoring import reward_of_run
+from eval_service.evaluation.scoring import reward_config, reward_of_run
 from eval_service.model.run_config import read_run, run_config
 from eval_service.openai.endpoint import Endpoint
 from eval_service.service import Service
@@ -45,6 +45,7 @@ from verl_tool.errors import ConfigError
 from verl_tool.gateway.agent_host import PROGRAM
 from verl_tool.gateway.verl_agent_loop import make_agent_loop
 from verl_tool.sandbox.isolation.levels import Level, strongest
+from verl_tool.verification import STYLE, Verification
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux" or strongest().level is not Level.full, reason="no sandbox here"),
@@ -249,6 +250,25 @@ async def test_what_is_trained_is_what_is_sampled_and_evaluated(agent: str, tmp_
         assert endpoint.params[0][name] == training.params[0][name], name
     assert endpoint.params[0]["top_k"] == 7
     assert (summary.accuracy.value, summary.errors, record.correct) == (1.0, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("agent", "wanted", "score"), [("program", "42", 1.0), ("program", "41", 0.0), ("mini_swe_agent", "42", 1.0)]
+)
+async def test_verifiers_check_what_programs_leave_in_training_and_evaluation(
+    agent: str, wanted: str, score: float, tmp_path: Path
+) -> None:
+    folder, tokenizer = trained_on(agent, tmp_path), qwen_tokenizer()
+    last = shell("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT") if agent == "mini_swe_agent" else "Done."
+    script = f'[ "$(cat answer.txt)" = {wanted} ] && echo 1 > /logs/verifier/reward.txt'
+    check = Verification(files=pack_files({"test.sh": PackedFile(f"{script}; exit 0".encode())}))
+    row = data_row(reward_model={"style": STYLE, "ground_truth": check.model_dump_json()})
+    outputs = await train(folder, TrainingEngine(tokenizer, last), row)
+    async with served(folder, EndpointEngine(tokenizer, last)) as url:
+        summary = await program.evaluate(evaluation(tmp_path, url, row), reward_config("terminal", {}), tokenizer)
+    verdict = outputs[-1].extra_fields["trajectory"].verdict
+    assert (verdict.fault, verdict.score) == (None, score)
+    assert (summary.accuracy.value, summary.errors) == (score, 0)
 
 
 async def test_a_program_that_never_calls_the_model_is_no_answer(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ class ContainerSettings:
     """Files and folders of this machine that are mounted at the same paths, and cannot be changed."""
     writable: bool = False
     """The image's own user runs in it, and may change the image's files."""
+    folders: tuple[str, ...] = ()
+    """Further empty folders in memory, that its user may write to."""
 
     def __post_init__(self) -> None:
         if not self.image or self.image.startswith("-"):
@@ -324,6 +326,7 @@ class Container:
     def _run_arguments(self) -> list[str]:
         limits, half = self.limits, self.limits.disk_bytes // 2
         folder = f"rw,exec,nosuid,nodev,mode=1777,size={half}"
+        folders = (wire.WORK_DIRECTORY, "/tmp", *self._settings.folders)
         return [
             *("run", "--interactive", "--rm", "--init", "--name", self.name, "--label", LABEL),
             *("--network", "none", *(() if self._settings.writable else ("--read-only", "--user", _USER))),
@@ -336,7 +339,7 @@ class Container:
             # are allowed without CAP_SYS_RESOURCE. It counts the processes of all containers, which share a user. The
             # limit of one container is --pids-limit.
             *("--ulimit", f"nproc={_user_processes()}:{_user_processes()}"),
-            *("--tmpfs", f"{wire.WORK_DIRECTORY}:{folder}", "--tmpfs", f"/tmp:{folder}"),
+            *(word for path in folders for word in ("--tmpfs", f"{path}:{folder}")),
             *("--workdir", wire.WORK_DIRECTORY, "--env", f"HOME={wire.WORK_DIRECTORY}", "--env", "TMPDIR=/tmp"),
             *("--entrypoint", "sh", self._settings.image, "-c", _ALIVE),
         ]

@@ -8,6 +8,7 @@ verifier asks for. So they can neither read what the verifier compares with nor 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,17 +18,18 @@ from verl_tool import sandbox
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import SandboxError
 from verl_tool.sandbox import RunResult, Session, SessionLimits
+from verl_tool.sandbox.backends import Sandbox
 from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.session.command_relay import CALLS, CommandRelay
 from verl_tool.servers.tools.workspace.layout import lay_out
 from verl_tool.verification import MARGIN_SECONDS, Verdict, Verification, reward_in
 
-_TESTS, _LOGS, _OWN = "/tests", "/logs/verifier", wire.VERIFIER_DIRECTORY
+TESTS, LOGS, _OWN = "/tests", "/logs/verifier", wire.VERIFIER_DIRECTORY
 _HELPER = Path(sandbox.__file__).parent / "inside" / "verifier" / "in_workspace.py"
 _COMMAND = f'#!/bin/sh\nexec python3 -I {_OWN}/lib/in_workspace.py "$@"\n'
 """The helper for shells."""
 _PREPARE = (
-    f"mkdir -p /box/tests /box{_LOGS} {_OWN}/home/tmp {_OWN}/lib {_OWN}/bin {CALLS} || exit 1; "
+    f"mkdir -p /box/tests /box{LOGS} {_OWN}/home/tmp {_OWN}/lib {_OWN}/bin {CALLS} || exit 1; "
     f"mkfifo -m 600 {CALLS}/requests || exit 1; "
     "[ /tests -ef /box/tests ] && [ /logs -ef /box/logs ] || exit 9"
 )
@@ -35,8 +37,6 @@ _NO_LINKS = 9
 """Exit code of `_PREPARE`."""
 _CLEAN = """
 import os, stat
-OUTSIDE = ("/box", "/proc", "/dev", "/sys")
-OWN = ("/box/work", "/box/tmp")
 def within(path, folders):
     return any(path == folder or path.startswith(folder + "/") for folder in folders)
 folders = list(OWN)
@@ -61,13 +61,13 @@ while folders:
 """
 """Removes from the copied files what is neither file, folder nor link, and links that lead to the verifier's own files
 or to its processes: a link ``answer.txt`` to the file with the expected answer would be right."""
-_ENVIRONMENT = MappingProxyType(
+ENVIRONMENT = MappingProxyType(
     {
         "HOME": f"{_OWN}/home",
         "TMPDIR": f"{_OWN}/home/tmp",
         "PYTHONNOUSERSITE": "1",
         "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": f"{_OWN}/lib:{_TESTS}",
+        "PYTHONPATH": f"{_OWN}/lib:{TESTS}",
         "PYTHONDONTWRITEBYTECODE": "1",
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_COUNT": "2",
@@ -78,7 +78,7 @@ _ENVIRONMENT = MappingProxyType(
     }
 )
 """Nothing of it leads to a file of the trajectory's, which programs would read by themselves."""
-_START = f'PATH="{_OWN}/bin:$PATH" exec bash --noprofile --norc {_TESTS}/test.sh'
+_START = f'PATH="{_OWN}/bin:$PATH" exec bash --noprofile --norc {TESTS}/test.sh'
 _EXTRA_BYTES, _EXTRA_FILES, _MIN_PROCESSES = 64 << 20, 4096, 64
 """Limits of a verifier beyond those of the workspace, whose files it has as well."""
 _MAX_MESSAGE_CHARACTERS = 2000
@@ -108,11 +108,11 @@ async def _verify(session: Session, verification: Verification) -> tuple[float, 
             result = await own.exec(
                 ["bash", "--noprofile", "--norc", "-c", _START],
                 wall_seconds=verification.timeout_seconds,
-                env={**_ENVIRONMENT, **verification.env},
+                env={**ENVIRONMENT, **verification.env},
             )
         if relay.fault is not None:
             raise relay.fault
-        reward, why, numbers = await _reward(own, result, verification)
+        reward, why, numbers = await read_reward(own, result, verification)
     return reward, "\n".join(part for part in (why, result.output[-_MAX_MESSAGE_CHARACTERS:].strip()) if part), numbers
 
 
@@ -137,12 +137,18 @@ async def _prepare(own: Session, verification: Verification) -> None:
         why = result.stderr[-_MAX_MESSAGE_CHARACTERS:].strip() or result.limit_hit
         raise SandboxError(f"the verifier's folders cannot be made: {why}", retryable=False)
     try:
-        await lay_out(own, unpack(verification.files), _TESTS)
+        await lay_out(own, unpack(verification.files), TESTS)
         await own.write_file(f"{_OWN}/lib/in_workspace.py", _helper())
         await own.write_file(f"{_OWN}/bin/in_workspace", _COMMAND.encode())
         await own.exec(["chmod", "+x", f"{_OWN}/bin/in_workspace"])
     except OSError as error:
         raise SandboxError(f"the verifier's files cannot be written: {error.strerror}", retryable=False) from error
+
+
+def clean_links(folders: Sequence[str], outside: Sequence[str]) -> str:
+    """Return a Python program that removes from `folders` what is neither file, folder nor link, and links that lead
+    `outside`."""
+    return f"OWN, OUTSIDE = {tuple(folders)!r}, {tuple(outside)!r}{_CLEAN}"
 
 
 @lru_cache(maxsize=1)
@@ -152,12 +158,17 @@ def _helper() -> bytes:
 
 async def _remove_traps(own: Session) -> str:
     """Why not, if something among the workspace's files is in the way."""
-    result = await own.run(_CLEAN, wall_seconds=MARGIN_SECONDS / 2)
+    result = await own.run(
+        clean_links(("/box/work", "/box/tmp"), ("/box", "/proc", "/dev", "/sys")), wall_seconds=MARGIN_SECONDS / 2
+    )
     return "" if result.ok else result.stderr.strip() or f"their check was ended by {result.limit_hit}"
 
 
-async def _reward(own: Session, result: RunResult, verification: Verification) -> tuple[float, str, dict[str, float]]:
-    """The reward, why it is 0 if the verifier did not say so, and what else the verifier measured."""
+async def read_reward(
+    own: Sandbox, result: RunResult, verification: Verification
+) -> tuple[float, str, dict[str, float]]:
+    """Return the reward, why it is 0 if the verifier did not say so, and what else the verifier measured. own: where it
+    ran. result: of its program."""
     if result.limit_hit == "wall_seconds":
         return 0.0, f"the verifier did not end within {verification.timeout_seconds:g} s", {}
     if result.exit_code is None:
@@ -171,10 +182,10 @@ async def _reward(own: Session, result: RunResult, verification: Verification) -
     return reward, "", numbers
 
 
-async def _file(own: Session, name: str) -> bytes | None:
+async def _file(own: Sandbox, name: str) -> bytes | None:
     """What the verifier wrote; None if it is not there. Raises ValueError if it is no plain file."""
     try:
-        return await own.read_file(f"{_LOGS}/{name}")
+        return await own.read_file(f"{LOGS}/{name}")
     except FileNotFoundError:
         return None
     except OSError as error:
