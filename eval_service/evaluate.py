@@ -251,15 +251,22 @@ def _agent(agent: str | None, options: str, run: Path | None) -> GatewaySettings
     chosen: list[Any] = [json_object(options, f"--gateway {options!r}")]
     if agent is not None:
         preset = agent if agent in PRESETS else None
-        chosen.insert(0, {"program": {"preset": preset, "command": [] if preset else shlex.split(agent)}})
+        chosen.insert(
+            0, {"program": {"preset": preset, "command": [] if preset else shlex.split(agent), "python": None}}
+        )
+    context: int | None = None
     if run is not None:
         from eval_service.model.run_config import run_config
 
-        chosen.insert(0, OmegaConf.to_container(run_config(run).get("gateway") or OmegaConf.create({}), resolve=True))
+        config = run_config(run)
+        rollout = config.actor_rollout_ref.rollout
+        context = int(rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length)
+        chosen.insert(0, OmegaConf.to_container(config.get("gateway") or OmegaConf.create({}), resolve=True))
     merged = OmegaConf.create({"gateway": OmegaConf.merge(*chosen)})
     if GatewaySettings.is_set(merged):
         # A command may hold what looks like an interpolation.
-        return GatewaySettings.parse(OmegaConf.to_container(merged.gateway, resolve=False))
+        settings = GatewaySettings.parse(OmegaConf.to_container(merged.gateway, resolve=False))
+        return settings if context is None else settings.in_context(context)
     if chosen[-1]:
         raise ConfigError("--gateway has settings of an agent, and there is none; give --agent")
     return None

@@ -75,7 +75,8 @@ class AgentAsker(Asker):
 
     def describe(self) -> dict[str, Any]:
         """As `Asker.describe`, with the program and its sessions."""
-        return super().describe() | {"gateway": self._settings.model_dump(mode="json")}
+        settings = self._settings.model_dump(mode="json") | {"program": self._settings.program.describe()}
+        return super().describe() | {"gateway": settings}
 
     def digest_parts(self, problem: Problem) -> list[Any]:
         return [*super().digest_parts(problem), self._settings.model_dump(mode="json")]

@@ -27,6 +27,7 @@ _ENDPOINTS_OWN = frozenset(
 )
 """Headers of a request that are not passed on."""
 _PASSED_BACK = ("content-type", "retry-after")
+_ANSWER_ROUTES = ("/chat/completions", "/responses", "/messages")
 _MAX_ANSWER_BYTES = 64 << 20
 
 
@@ -76,7 +77,8 @@ class SessionRelay(WebApp):
         except (aiohttp.ClientError, asyncio.TimeoutError, TooLongError, StopAsyncIteration) as error:
             session.failure = f"the endpoint gave no answer: {error or type(error).__name__}"
             raise HttpError(502, "endpoint", session.failure) from None
-        session.failure = None
+        if path.endswith(_ANSWER_ROUTES):
+            session.failure = None
         passed = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
         return Response(body, answer.status, passed)
 

@@ -82,6 +82,7 @@ async def run_agent(
     gateway = Gateway(SessionModel.create(script, setup.tokenizer, setup.formats, window, ends))
     session = gateway.open_session(options)
     session.tree = script.tree = _ObservedTree(gateway.model.renderer, options.policy)
+    program = program.model_copy(update={"context_tokens": program.context_tokens or setup.context_length})
     host = AgentHost(gateway.app(for_agents=True), program)
 
     async def finish() -> FinishedSession:

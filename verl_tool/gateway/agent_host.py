@@ -124,7 +124,7 @@ class AgentHost:
                         executable=task.executable,
                         copy=copy,
                     )
-            except SandboxError as error:
+            except (SandboxError, OSError) as error:
                 result = str(error)
             finally:
                 finished = await finish()

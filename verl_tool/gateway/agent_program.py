@@ -35,7 +35,10 @@ MAX_FILE = 256 << 10
 MCP_VARIABLE = "MCP_URL"
 _INSIDE = Path(__file__).parent / "inside"
 _FORWARDER = (_INSIDE / "forwarder.py").read_text(encoding="utf-8")
-_PYTHON_PROGRAM = (_INSIDE / "python_program.py").read_text(encoding="utf-8")
+_PYTHON_PROGRAM = "import sys; sys.path[:] = filter(None, sys.path)\n" + (_INSIDE / "python_program.py").read_text(
+    "utf-8"
+)
+"""No module of its working directory is imported in place of the standard library's."""
 _LINE_BYTES = 64 << 20
 _OPEN_FILES, _DISK_BYTES, _DISK_FILES = 4096, 1 << 30, 1 << 16
 _MAX_ARGUMENT = 2000
@@ -226,8 +229,7 @@ async def run_program(
         files = {**(files or {}), ROW_FILE: json.dumps({"messages": texts}).encode()}
     service = SandboxedService(
         (
-            "python3",
-            "-c",
+            *("python3", "-I", "-c"),  # no module of the working directory
             _FORWARDER,
             str(socket),
             str(PORT),

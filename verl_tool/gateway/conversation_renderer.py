@@ -82,6 +82,8 @@ class ConversationRenderer(TemplateCalls):
         if self._images is None:
             return ()
         try:
+            for image in images:
+                image.decode()  # a broken file is the agent's fault, and the engine would take it for its own
             self._images.check_prompt(rendered, images)
             placed = self._images.replace_placeholders([Segment(Author.TOOL, tuple(rendered))], images)
         except ContentError as error:

@@ -45,6 +45,7 @@ def _claude_code(install: Path) -> Preset:
         install,
         script,
         ANTHROPIC_MODEL="model",
+        IS_SANDBOX="1",  # else it refuses to run as root, which an image's user may be
         CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
         CLAUDE_CODE_ATTRIBUTION_HEADER="0",
         CLAUDE_CODE_AUTO_COMPACT_WINDOW="{context}",

@@ -34,9 +34,13 @@ class GatewaySettings(BaseModel):
             if not options_in(config).enable_agent:
                 raise ConfigError("gateway.program.mcp calls the tool server; set actor_rollout_ref.agent.enable_agent")
             require_sdk("gateway.program.mcp")
-        rollout, tokens = config.actor_rollout_ref.rollout, settings.program.context_tokens
-        tokens = tokens or int(rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length)
-        return settings.model_copy(update={"program": settings.program.model_copy(update={"context_tokens": tokens})})
+        rollout = config.actor_rollout_ref.rollout
+        return settings.in_context(int(rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length))
+
+    def in_context(self, tokens: int) -> GatewaySettings:
+        """With the model's context told to the program, unless its own settings name one."""
+        program = self.program.model_copy(update={"context_tokens": self.program.context_tokens or tokens})
+        return self.model_copy(update={"program": program})
 
     @classmethod
     def parse(cls, group: Any) -> GatewaySettings:

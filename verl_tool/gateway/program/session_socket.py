@@ -38,17 +38,16 @@ async def listen_for(session_id: str, app: ASGIApp, folder: Path, *, shared: boo
     """Serve what `app` has of one session, at a socket in a folder of its own below `folder`. shared: other users may
     connect, as programs in containers are. Raises OSError if that is not possible."""
     own = Path(tempfile.mkdtemp(dir=folder))
-    listener = socket.socket(socket.AF_UNIX)
     try:
-        path = _bind(listener, own, shared)
-        server = DirectServer(listener, _Http)
-        await server.open(_only(f"{SESSIONS_PATH}/{session_id}", app))
-        try:
-            yield path
-        finally:
-            await server.close(_CLOSING_SECONDS)
+        with socket.socket(socket.AF_UNIX) as listener:
+            path = _bind(listener, own, shared)
+            server = DirectServer(listener, _Http)
+            try:
+                await server.open(_only(f"{SESSIONS_PATH}/{session_id}", app))
+                yield path
+            finally:
+                await server.close(_CLOSING_SECONDS)
     finally:
-        listener.close()
         shutil.rmtree(own, ignore_errors=True)
 
 
