@@ -168,7 +168,7 @@ async def test_a_tool_that_was_not_started_is_a_fault() -> None:
     [
         ({"timeout_seconds": 0}, "greater than 0"),
         ({"isolation": "best"}, "isolation level 'best' is unknown"),
-        ({"pre_import": ["print(1)"]}, "no import statement"),
+        ({"pre_import": ["print(1)"]}, "not an import statement"),
         ({"allowed_modules": ["a b"]}, "is not a"),
         ({"max_output_length": "many"}, "option max_output_length is 'many'"),
     ],
