@@ -16,7 +16,7 @@ from verl_tool.errors import ConfigError
 from verl_tool.formats import format_by_name
 from verl_tool.gateway.agent_program import AgentProgram, run_program
 from verl_tool.gateway.gateway_app import Gateway
-from verl_tool.gateway.presets import PRESETS
+from verl_tool.gateway.presets import PRESETS, Preset
 from verl_tool.gateway.program.session_socket import listen_for
 from verl_tool.gateway.session import SessionModel
 from verl_tool.sandbox.isolation.levels import Level, strongest
@@ -103,3 +103,11 @@ def test_what_is_not_installed_or_not_known_is_named(tmp_path: Path) -> None:
         AgentProgram().resolve()
     with pytest.raises(ConfigError, match="has command and python; set one"):
         AgentProgram(command=("true",), python="a:b").resolve()
+
+
+def test_a_python_that_would_hide_that_of_an_image_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = {"mini_swe_agent": lambda install: Preset(("mini",), {}, (str(install), "/usr"))}
+    monkeypatch.setattr("verl_tool.gateway.agent_program.PRESETS", shared)
+    with pytest.raises(ConfigError, match="/usr, which would hide"):
+        AgentProgram(preset="mini_swe_agent", install=str(tmp_path), image="task:1").resolve()
+    assert AgentProgram(preset="mini_swe_agent", install=str(tmp_path)).resolve().command == ("mini",)

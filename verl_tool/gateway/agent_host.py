@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -94,8 +95,11 @@ class AgentHost:
         async with self._starting:
             if self._started:
                 return
+            engine = self.program.container.engine
             if self.program.image is None:
                 await self._sandbox.start()
+            elif shutil.which(engine) is None:
+                raise ConfigError(f"gateway.program.container.engine={engine}: there is no such program on PATH")
             self._started = True
 
     async def run(

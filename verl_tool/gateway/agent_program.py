@@ -41,6 +41,8 @@ _PYTHON_PROGRAM = "import sys; sys.path[:] = filter(None, sys.path)\n" + (_INSID
 """No module of its working directory is imported in place of the standard library's."""
 _LINE_BYTES = 64 << 20
 _OPEN_FILES, _DISK_BYTES, _DISK_FILES = 4096, 1 << 30, 1 << 16
+_IMAGES_OWN = frozenset({"/", "/usr", "/usr/local"})
+"""Folders of an image that nothing may be mounted over."""
 _MAX_ARGUMENT = 2000
 """Characters of an argument that a record has."""
 _CONTEXT_TOKENS = 200_000
@@ -148,6 +150,12 @@ class AgentProgram(BaseModel):
             "readable": (*preset.readable, *self.readable),
             "preset": None,
         }
+        hidden = _IMAGES_OWN.intersection(preset.readable) if self.image is not None else ()
+        if hidden:
+            raise ConfigError(
+                f"gateway.program.preset={self.preset} runs with the Python in {min(hidden)}, which would hide what "
+                "the image has there; install the agents with a Python that has a folder of its own"
+            )
         return self.model_copy(update=update)
 
     def describe(self) -> dict[str, Any]:

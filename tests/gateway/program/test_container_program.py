@@ -20,7 +20,7 @@ from template_families import QWEN
 
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.formats import format_by_name
-from verl_tool.gateway.agent_host import AgentTask
+from verl_tool.gateway.agent_host import AgentHost, AgentTask
 from verl_tool.gateway.agent_program import AgentProgram, ProgramResult, run_program
 from verl_tool.gateway.gateway_app import Gateway
 from verl_tool.gateway.program.container_program import ContainerOptions, ProgramContainers
@@ -212,3 +212,11 @@ def test_a_row_names_its_image() -> None:
     assert AgentTask.of_row(messages, None, None, "row 7", "b").image == "b"
     with pytest.raises(ConfigError, match=r"row 7: tools_kwargs\.workspace_image=3 is not the name"):
         AgentTask.of_row(messages, None, None, "row 7", 3)
+
+
+async def test_an_engine_that_is_not_there_is_named_before_the_first_run() -> None:
+    program = AgentProgram(command=("true",), image="task:1", container=ContainerOptions(engine="no-such-engine"))
+    host = AgentHost(Gateway(SessionModel.create(WritingGenerator(TOKENIZER, []), TOKENIZER, [], 64)).app(), program)
+    with pytest.raises(ConfigError, match="container.engine=no-such-engine"):
+        await host.start()
+    await host.close()
