@@ -88,9 +88,7 @@ RECIPE: dict[str, Recipe] = {
         None,
         wanted=0.85,
     ),
-    AGENT: Recipe(
-        RECIPES / "unmodified_agent" / "train.sh", "val-core/unmodified_agent/acc/mean@1", None, wanted=0.85
-    ),
+    AGENT: Recipe(RECIPES / "unmodified_agent" / "train.sh", "val-core/unmodified_agent/acc/mean@1", None, wanted=0.85),
     PIXELS: Recipe(
         RECIPES / "pixel_reasoner" / "train.sh",
         "val-core/pixel_reasoner/acc/mean@1",

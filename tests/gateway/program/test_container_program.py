@@ -217,6 +217,6 @@ def test_a_row_names_its_image() -> None:
 async def test_an_engine_that_is_not_there_is_named_before_the_first_run() -> None:
     program = AgentProgram(command=("true",), image="task:1", container=ContainerOptions(engine="no-such-engine"))
     host = AgentHost(Gateway(SessionModel.create(WritingGenerator(TOKENIZER, []), TOKENIZER, [], 64)).app(), program)
-    with pytest.raises(ConfigError, match="container.engine=no-such-engine"):
+    with pytest.raises(ConfigError, match=r"container\.engine=no-such-engine"):
         await host.start()
     await host.close()
