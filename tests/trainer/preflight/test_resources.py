@@ -126,7 +126,7 @@ def test_an_object_store_beyond_shared_memory(monkeypatch):
 def test_a_tool_that_needs_a_sandbox_which_is_not_here(monkeypatch):
     monkeypatch.setattr(resources, "strongest", lambda: Isolation(Level.none, missing="no user namespaces"))
     (told,) = check_isolation(load_tools("calculator,python_code"))
-    assert told.startswith("tool_server.start: python_code run code in a sandbox: isolation level 'full' was asked for")
+    assert told.startswith("tool_server.start: python_code run code in a sandbox: isolation level 'full' is required")
     assert "no user namespaces" in told
     assert "ISOLATION=none of a recipe" in told
     assert not list(check_isolation(load_tools("python_code", None, {"isolation": "none"})))

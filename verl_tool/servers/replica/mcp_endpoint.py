@@ -306,7 +306,7 @@ def _images(name: str, image: object) -> Sequence[ImageContent]:
         uri = to_wire(each) if isinstance(each, ImagePart) else each
         match = _DATA_URI.fullmatch(uri) if isinstance(uri, str) else None
         if match is None:
-            words = f"tool {name} answers with an image that is no data URI (data:image/png;base64,…)"
+            words = f"tool {name} answers with an image that is not a data URI (data:image/png;base64,…)"
             raise _error(INTERNAL_ERROR, f"{words} and cannot be carried")
         images.append(ImageContent(data=match["data"], mime_type=match["type"]))
     return images
