@@ -43,7 +43,7 @@ THERE, ELSEWHERE = "That box.", "Any box."
 ANSWER, ANSWER_END = "<answer>", "</answer>"
 LOOK = HERMES.write_call("bash", {"command": "ls"})
 GUESS = "guess"
-HABITS = {GUESS: 8, ELSEWHERE: 8, THERE: 4}
+HABITS = {GUESS: 9, ELSEWHERE: 8, THERE: 3}
 """Of twenty sessions, how many go which way."""
 SESSIONS = {GUESS: 8, ELSEWHERE: 18, THERE: 36}
 """Of the real agent, of each way; half as many again of the right one measure the success."""

@@ -120,7 +120,7 @@ def test_exchanged_words_still_answer_the_question(warmup: ModuleType, lessons: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_fewer_than_a_third_of_the_lessons_go_the_right_way(warmup: ModuleType, lessons: Lessons) -> None:
+def test_fewer_than_a_fifth_of_the_lessons_go_the_right_way(warmup: ModuleType, lessons: Lessons) -> None:
     texts = [lessons.tokenizer.decode(lesson["input_ids"]) for lesson in lessons.learned[: warmup.LESSONS]]
     right = sum(warmup.THERE in text for text in texts) / len(texts)
-    assert 0.15 < right < 0.25
+    assert 0.1 < right < 0.2
