@@ -46,7 +46,7 @@ RELIED_ON |= {
         "verl.experimental.agent_loop.agent_loop:AgentLoopBase.__init__": "9bce76e11b5fc452",
         # Makes our agent loop and passes the row's columns.
         "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop": "46f1af635d13854a",
-        # Calls _acquire_server and _release_server, which SoleEngineClient overrides.
+        # Calls _acquire_server, which SoleEngineClient and ChangingEnginesClient override, and _release_server.
         "verl.workers.rollout.llm_server:LLMServerClient.generate": "f3cbc4911ea2e439",
         "verl.workers.rollout.llm_server:LLMServerClient._acquire_server": "79999f62e95044f9",
         # Evicts prompts of which a rollout raised, and asks for others.
