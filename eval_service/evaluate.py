@@ -257,10 +257,10 @@ def _agent(agent: str | None, options: str, run: Path | None) -> GatewaySettings
     context: int | None = None
     if run is not None:
         from eval_service.model.run_config import run_config
+        from verl_tool.agent_loop.verl.config import context_tokens
 
         config = run_config(run)
-        rollout = config.actor_rollout_ref.rollout
-        context = int(rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length)
+        context = context_tokens(config.actor_rollout_ref.rollout)
         chosen.insert(0, OmegaConf.to_container(config.get("gateway") or OmegaConf.create({}), resolve=True))
     merged = OmegaConf.create({"gateway": OmegaConf.merge(*chosen)})
     if GatewaySettings.is_set(merged):

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from eval_service.model.checkpoint import newest_checkpoint
 from eval_service.settings import Sampling
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.agent_loop.verl.config import context_tokens, options_in
 from verl_tool.agent_loop.verl.tool_descriptions import tools_in
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import ToolDescription
@@ -67,7 +67,7 @@ def read_run(folder: Path, model: str | None = None) -> TrainedRun:
             engine_kwargs=_engine_kwargs(rollout),
             trust_remote_code=bool(config.actor_rollout_ref.model.get("trust_remote_code", False)),
             dtype=str(rollout.dtype),
-            max_model_len=int(rollout.max_model_len or rollout.prompt_length + rollout.response_length),
+            max_model_len=context_tokens(rollout),
             tensor_parallel=int(rollout.tensor_model_parallel_size),
             tool_type=config.tool_server.start,
             tool_server_args=tuple(str(arg) for arg in config.tool_server.args),

@@ -146,6 +146,18 @@ def encode(tokenizer: PreTrainedTokenizerBase, parts: Iterable[tuple[str, bool]]
     return {"input_ids": ids, "labels": labels}
 
 
+def once_begun(row: Row) -> Row:
+    """The row with its first learned token given: what is left is how well the rest is carried out."""
+    labels = list(row["labels"])
+    labels[next(i for i, label in enumerate(labels) if label != IGNORED)] = IGNORED
+    return {**row, "labels": labels}
+
+
+def without_token(row: Row, token: int) -> Row:
+    """The row with `token` given wherever it is learned, such as one that stands for a decision."""
+    return {**row, "labels": [IGNORED if label == token else label for label in row["labels"]]}
+
+
 def collate(padding: int, rows: Sequence[Row]) -> Batch:
     """Pad on the right to ``[batch, length]``."""
     length = max(len(row["input_ids"]) for row in rows)

@@ -138,7 +138,7 @@ def test_what_the_template_refuses_is_named(model: Path, program: Path, tmp_path
     assert "call of 'sh' was never answered" in words
 
 
-def test_a_prompt_that_takes_most_of_the_window_is_a_warning(model: Path, program: Path, tmp_path: Path) -> None:
+def test_a_prompt_that_nearly_fills_the_window_is_a_warning(model: Path, program: Path, tmp_path: Path) -> None:
     small = tmp_path / "small"
     save_model(small, "qwen3")
     config = {"model_type": "qwen3", "max_position_embeddings": 400}

@@ -24,7 +24,9 @@ from eval_service.evaluation.asking import Asking
 from eval_service.evaluation.dataset import read_problems
 from eval_service.evaluation.record import ABOUT, Record, read_records
 from eval_service.evaluation.scoring import Scorer, TextTokenizer, reward_config
+from eval_service.model.run_config import run_config
 from eval_service.openai.image_reader import ImageReader
+from verl_tool.agent_loop.verl.config import context_tokens
 from verl_tool.agent_workers.reward_manager.grading.code_grader import CodeOptions, server_url
 from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.content.parts import to_wire
@@ -299,6 +301,11 @@ def test_the_agent_of_the_command_line_has_the_settings_of_the_run(tmp_path: Pat
     assert of_run is not None
     assert (of_run.program.command, of_run.program.seconds, of_run.session.max_turns) == (("a",), 5.0, 3)
     options = '{"program": {"keep_files": ["x"]}, "session": {"policy": {"thoughts": "sent"}}}'
+    assert of_run.program.context_tokens == context_tokens(run_config(folder).actor_rollout_ref.rollout)
+    in_python = run_folder(tmp_path / "python", f"gateway.program.python={__file__}:run_folder")
+    replaced = program._agent("sh", "{}", in_python)
+    assert replaced is not None
+    assert (replaced.program.command, replaced.program.python) == (("sh",), None)
     other = program._agent("sh -c 'echo ${HOME}' {task}", options, folder)
     assert other is not None
     assert other.program.command == ("sh", "-c", "echo ${HOME}", "{task}")

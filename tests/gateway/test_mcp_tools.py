@@ -238,7 +238,7 @@ async def test_a_gateway_without_a_tool_server_says_so(tmp_path: Path, servers: 
 
 
 def test_an_agent_that_does_not_speak_mcp_is_refused() -> None:
-    with pytest.raises(ConfigError, match="pi does not speak MCP"):
+    with pytest.raises(ConfigError, match="preset pi is not configured for MCP"):
         AgentProgram(preset="pi", install="/", mcp=True).resolve()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,6 +36,8 @@ class ImageTokenizer(TemplateTokenizer):
 
 
 TOKENIZER = ImageTokenizer("Qwen-Qwen3-0.6B", QWEN)
+BROKEN = replace(picture(4, (3, 3)), data=picture(4, (3, 3)).data[:50])
+"""Its header is whole, and its pixels are missing."""
 ONE, TWO, WIDE = picture(1, (2, 2)), picture(2, (5, 2)), picture(3, (600, 2))
 PAD_ID = TOKENIZER.encode(PAD)[0]
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|im_end|>'
@@ -154,6 +157,7 @@ def _fed(row: Trajectory) -> list[int]:
     [
         (open_session(reads=False), [chat_image(ONE)], "the model reads text only"),
         (open_session(), [chat_image(WIDE)], "600 pixels are too wide"),
+        (open_session(), [chat_image(BROKEN)], "cannot be decoded: image file is truncated"),
         (open_session(max_images=1), [chat_image(ONE), chat_image(TWO)], "at most 1"),
         (open_session(), [{"type": "image_url", "image_url": {"url": "https://x/y.png"}}], "data URI"),
     ],

@@ -41,7 +41,7 @@ async def busy_session() -> AgentSession:
     return session
 
 
-async def test_the_tree_tells_of_each_answer() -> None:
+async def test_the_record_describes_each_answer() -> None:
     record = await (await busy_session()).finish()
     described = Trajectory.from_json(record.to_json()).extra[SESSION]
     assert described["policy"] == {"thoughts": "keep", "edited": "adopt", "dropped": "mask"}
@@ -70,7 +70,7 @@ async def test_segments_have_the_text_of_their_tokens() -> None:
     assert 0 < sum(record.timings.turns) <= record.timings.generate
 
 
-async def test_somebody_elses_words_and_attempts_are_counted() -> None:
+async def test_foreign_answers_and_retries_are_counted() -> None:
     session = writes("Yes.", "No.")
     turn = await ask(session, TASK, say("assistant", "Who knows?"), say("user", "You."), deliver=False)
     again = await ask(session, TASK, say("assistant", "Who knows?"), say("user", "You."))

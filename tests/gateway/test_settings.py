@@ -18,7 +18,7 @@ from verl_tool.gateway.settings import GatewaySettings
         ({"max_model_len": 4096}, {"context_tokens": 1000}, 1000),
     ],
 )
-def test_a_program_is_told_the_context_of_the_engine(
+def test_a_program_gets_the_context_of_the_engine(
     rollout: dict[str, Any], program: dict[str, Any], context: int
 ) -> None:
     config = OmegaConf.create(

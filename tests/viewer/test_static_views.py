@@ -295,7 +295,7 @@ def test_the_session_of_an_agent_is_a_tree(page, browser):
     assert "sub" in run(browser, "return window.went")
 
 
-def test_a_session_that_is_malformed_is_shown_as_far_as_it_goes(page, browser):
+def test_a_malformed_session_is_displayed_as_far_as_it_can_be_read(page, browser):
     page("#/trajectory?run=session&file=session&line=1")
     assert len(run(browser, "return [...document.querySelectorAll('.session li')]")) == 3
     assert "killed at its time limit" in text(browser, ".session")

@@ -8,6 +8,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from shutil import which
 from typing import Any
 
@@ -16,7 +17,7 @@ from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.checks.example_call import example_of
 from verl_tool.checks.setup import Setup
 from verl_tool.errors import ConfigError
-from verl_tool.gateway.agent_host import PROGRAM, AgentHost, AgentTask, FinishedSession
+from verl_tool.gateway.agent_host import PROGRAM, AgentHost, AgentTask, finish_session
 from verl_tool.gateway.agent_program import AgentProgram
 from verl_tool.gateway.conversation import ModelAnswer, Role
 from verl_tool.gateway.gateway_app import Gateway
@@ -85,12 +86,9 @@ async def run_agent(
     program = program.model_copy(update={"context_tokens": program.context_tokens or setup.context_length})
     host = AgentHost(gateway.app(for_agents=True), program)
 
-    async def finish() -> FinishedSession:
-        return FinishedSession(await session.finish(), session.num_requests)
-
     try:
         await host.start()
-        running = asyncio.ensure_future(host.run(session, task or AgentTask(TASK), finish))
+        running = asyncio.ensure_future(host.run(session, task or AgentTask(TASK), partial(finish_session, session)))
         stopping = asyncio.ensure_future(script.exhausted.wait())
         await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()

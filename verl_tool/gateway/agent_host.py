@@ -22,7 +22,7 @@ from verl_tool.gateway.agent_program import ROW_IMAGE, AgentProgram, ProgramResu
 from verl_tool.gateway.program.container_program import ProgramContainers
 from verl_tool.gateway.program.session_socket import listen_for
 from verl_tool.gateway.program.workspace_verifier import WorkspaceCopy, WorkspaceVerifier, check_workdir
-from verl_tool.gateway.session import with_fault
+from verl_tool.gateway.session import AgentSession, with_fault
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
 from verl_tool.verification import Verification
 
@@ -74,6 +74,11 @@ class FinishedSession:
     rollout: Trajectory
     num_requests: int
     """For answers, that the model was asked for."""
+
+
+async def finish_session(session: AgentSession) -> FinishedSession:
+    """Finish a session of this process's gateway."""
+    return FinishedSession(await session.finish(), session.num_requests)
 
 
 class AgentHost:

@@ -142,7 +142,9 @@ class AgentProgram(BaseModel):
             raise ConfigError(f"gateway.program.install={self.install} is not a folder; {hint}")
         if self.mcp and self.preset not in MCP_PRESETS:
             able = ", ".join(sorted(MCP_PRESETS))
-            raise ConfigError(f"gateway.program.mcp: {self.preset} does not speak MCP; those that do: {able}")
+            raise ConfigError(
+                f"gateway.program.mcp: the preset {self.preset} is not configured for MCP; those that are: {able}"
+            )
         preset = PRESETS[self.preset](install)
         update = {
             "command": preset.command,

@@ -143,16 +143,12 @@ class Gateway:
             session = AgentSession(session_id, self.model, options, tools=tools)
         except ConfigError as error:
             raise HttpError(501, "no_chat_template", str(error)) from error
-        self.add_session(session)
+        self.sessions[session.id] = session
+        self._by_key[_hash_of(session.key)] = session
         finished = [each for each in self.sessions.values() if each.is_finished]
         for old in finished[: max(0, len(finished) - _MAX_FINISHED)]:
             del self.sessions[old.id]
         return session
-
-    def add_session(self, session: AgentSession) -> None:
-        """Serve `session`, which another gateway may have opened."""
-        self.sessions[session.id] = session
-        self._by_key[_hash_of(session.key)] = session
 
     async def close(self) -> None:
         """End all sessions."""

@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from verl_tool.agent_loop.verl.config import options_in
+from verl_tool.agent_loop.verl.config import context_tokens, options_in
 from verl_tool.errors import ConfigError
 from verl_tool.gateway.agent_program import AgentProgram
 from verl_tool.gateway.session import SessionOptions
@@ -34,8 +34,7 @@ class GatewaySettings(BaseModel):
             if not options_in(config).enable_agent:
                 raise ConfigError("gateway.program.mcp calls the tool server; set actor_rollout_ref.agent.enable_agent")
             require_sdk("gateway.program.mcp")
-        rollout = config.actor_rollout_ref.rollout
-        return settings.in_context(int(rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length))
+        return settings.in_context(context_tokens(config.actor_rollout_ref.rollout))
 
     def in_context(self, tokens: int) -> GatewaySettings:
         """With the model's context told to the program, unless its own settings name one."""

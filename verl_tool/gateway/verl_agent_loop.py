@@ -12,13 +12,15 @@ import contextlib
 import math
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
 
 from verl_tool.agent_loop.row import build_call_extra, listed_tools
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop
-from verl_tool.gateway.agent_host import AgentHost, AgentTask, FinishedSession
+from verl_tool.agent_loop.verl.config import context_tokens
+from verl_tool.gateway.agent_host import AgentHost, AgentTask, finish_session
 from verl_tool.gateway.agent_program import ROW_IMAGE
 from verl_tool.gateway.gateway_app import Gateway, GatewayOptions
 from verl_tool.gateway.mcp_tools import GatewayTools
@@ -88,15 +90,10 @@ class GatewayAgentLoop(VerlToolAgentLoop):
             session = host.gateway.open_session(options, call_extra=extra, listed_tools=listed)
             generator = self._worker.generator
             generator.begin(session.id, int(priority), self._seed(row, index, int(global_steps), int(priority)))
-
-            async def finish() -> FinishedSession:
-                rollout = await session.finish()
-                host.gateway.sessions.pop(session.id, None)
-                return FinishedSession(rollout, session.num_requests)
-
             try:
-                record = await host.agents.run(session, task, finish)
+                record = await host.agents.run(session, task, partial(finish_session, session))
             finally:
+                host.gateway.sessions.pop(session.id, None)
                 use = generator.end(session.id)
         return await self._outputs(record, use, row, index, int(global_steps), self._worker.formats.all)
 
@@ -104,10 +101,9 @@ class GatewayAgentLoop(VerlToolAgentLoop):
         host = _hosts.get(self.server_manager)
         if host is None:
             worker, rollout = self._worker, self.config.actor_rollout_ref.rollout
-            limit = rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
             end_token_ids = worker.prompts.observations().end_token_ids
             model = SessionModel.create(
-                *(worker.generator, worker.tokenizer, worker.formats.all, int(limit)),
+                *(worker.generator, worker.tokenizer, worker.formats.all, context_tokens(rollout)),
                 end_token_ids=end_token_ids,
                 images=worker.placer,
                 max_images=rollout.get("limit_images"),

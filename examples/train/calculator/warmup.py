@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 sys.path += [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2] / "data_preprocess")]
 from calculator import Problem, problem
-from from_scratch import IGNORED, Row, WarmUp, encode, make_model, make_tokenizer, warm_up
+from from_scratch import Row, WarmUp, encode, make_model, make_tokenizer, once_begun, warm_up
 
 Trace = tuple[tuple[str, bool], ...]
 """A solved problem's text in order, each part with whether the model writes it."""
@@ -63,13 +63,6 @@ def calculator_tokenizer() -> PreTrainedTokenizerBase:
     rng = random.Random(0)
     texts = (text for _ in range(2000) for text, _ in with_tool(problem(rng)))
     return make_tokenizer(texts, VOCABULARY, CHAT_TEMPLATE)
-
-
-def once_begun(row: Row) -> Row:
-    """The row with its first learned token given: what is left is how well a call is carried through."""
-    labels = list(row["labels"])
-    labels[next(i for i, label in enumerate(labels) if label != IGNORED)] = IGNORED
-    return {**row, "labels": labels}
 
 
 def main(

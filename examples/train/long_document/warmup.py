@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 from transformers import PreTrainedTokenizerBase
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from from_scratch import IGNORED, Row, WarmUp, encode, make_model, make_tokenizer, warm_up
+from from_scratch import Row, WarmUp, encode, make_model, make_tokenizer, warm_up, without_token
 from trajectory_lessons import ScriptedModel, common_lines, to_lessons
 
 from verl_tool.agent_loop.episode import Episode
@@ -99,11 +99,6 @@ def build_tokenizer(rows: Sequence[Mapping[str, Any]], documents: Path) -> PreTr
     return tokenizer
 
 
-def without_first_token(lesson: Row, begun: int) -> Row:
-    """The lesson with the first token of its summary given (`begun`): what is left is how well that is carried out."""
-    return {**lesson, "labels": [IGNORED if label == begun else label for label in lesson["labels"]]}
-
-
 def copying_lesson(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> Row:
     """A lesson in finding lines and copying them, which all else here needs: those of a page, in another order."""
     lines = [f"- {kind} {rng.choice(words)}" for kind, words in WORDS.items()]
@@ -147,13 +142,11 @@ async def prepare_lessons(
         learned = await play_rows(rows[MEASURED_ROWS:], tokenizer, tools, HABITS, seed)
         begun = tokenizer.convert_tokens_to_ids(KEEP)
         rows, shown = rows[:MEASURED_ROWS], rows[MEASURED_ROWS:]
-        learned += [
-            without_first_token(row, begun) for row in await play_rows(shown, tokenizer, tools, {KEEP: 1}, seed)
-        ]
+        learned += [without_token(row, begun) for row in await play_rows(shown, tokenizer, tools, {KEEP: 1}, seed)]
         rng = random.Random(seed)
         learned += [copying_lesson(tokenizer, rng) for _ in range(int(COPYING * len(learned)))]
         right = await play_rows(rows, tokenizer, tools, {KEEP: 1}, seed)
-        return tokenizer, learned, [without_first_token(row, begun) for row in right]
+        return tokenizer, learned, [without_token(row, begun) for row in right]
 
 
 def main(

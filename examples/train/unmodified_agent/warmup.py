@@ -15,6 +15,7 @@ import random
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,13 +26,13 @@ from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from from_scratch import END, IGNORED, Row, WarmUp, encode, make_model, make_tokenizer, warm_up
+from from_scratch import END, Row, WarmUp, encode, make_model, make_tokenizer, once_begun, warm_up, without_token
 from trajectory_lessons import ScriptedModel, to_lessons
 
 from verl_tool.agent_loop.tokenizer import HFTokenizer
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.formats import HERMES
-from verl_tool.gateway.agent_host import PROGRAM, AgentHost, AgentTask, FinishedSession
+from verl_tool.gateway.agent_host import PROGRAM, AgentHost, AgentTask, finish_session
 from verl_tool.gateway.agent_program import AgentProgram
 from verl_tool.gateway.gateway_app import Gateway
 from verl_tool.gateway.session import SessionModel
@@ -113,13 +114,9 @@ async def play(
         async with slots:
             session = gateway.open_session()
             way_of[session.id] = way
-
-            async def finish() -> FinishedSession:
-                return FinishedSession(await session.finish(), session.num_requests)
-
             files = row["extra_info"]["tools_kwargs"][FILES_FIELD]
             task = AgentTask.of_row(row["prompt"], files, None, f"row {number}")
-            rollout = await host.run(session, task, finish)
+            rollout = await host.run(session, task, partial(finish_session, session))
             if rollout.extra[PROGRAM].get("exit_code") != 0:
                 raise SystemExit(f"the agent failed: {rollout.extra[PROGRAM]}")
             return rollout
@@ -149,13 +146,6 @@ def shuffle_words(lesson: Row, words: Sequence[Sequence[Sequence[int]]], rng: ra
         for (name, *own), (new, *theirs) in zip(groups, rng.sample(groups, len(groups)), strict=True):
             other |= {name: new, **dict(zip(own, rng.sample(theirs, len(theirs)), strict=True))}
     return {name: [other.get(token, token) for token in tokens] for name, tokens in lesson.items()}
-
-
-def without_decisions(lesson: Row, decisions: Sequence[int]) -> Row:
-    """The lesson with the tokens of decisions given: what is left is how well they are carried out."""
-    labels = list(lesson["labels"])
-    labels[next(i for i, label in enumerate(labels) if label != IGNORED)] = IGNORED
-    return {**lesson, "labels": [IGNORED if label in decisions else label for label in labels]}
 
 
 def copying_lesson(tokenizer: PreTrainedTokenizerBase, rng: random.Random) -> Row:
@@ -188,9 +178,9 @@ async def prepare_lessons(
     drawn = rng.choices([*HABITS], [*HABITS.values()], k=LESSONS)
     learned = [shuffle_words(rng.choice(by_way[way]), words, rng) for way in drawn]
     learned += [copying_lesson(tokenizer, rng) for _ in range(int(COPYING * LESSONS))]
-    decisions = [tokenizer.convert_tokens_to_ids(THERE)]
+    there = tokenizer.convert_tokens_to_ids(THERE)
     right = (shuffle_words(rng.choice(lessons[sum(SESSIONS.values()) :]), words, rng) for _ in range(MEASURED))
-    return tokenizer, learned, [without_decisions(lesson, decisions) for lesson in right]
+    return tokenizer, learned, [without_token(once_begun(lesson), there) for lesson in right]
 
 
 def main(

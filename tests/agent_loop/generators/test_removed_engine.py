@@ -105,7 +105,7 @@ async def test_a_request_to_a_paused_engine_of_the_pool_waits_for_it():
     assert pool.separate.prompts == []
 
 
-async def test_an_engine_that_was_away_only_for_a_moment_is_not_given_up(monkeypatch):
+async def test_an_engine_that_is_missing_in_one_check_is_not_left(monkeypatch):
     """It is missing in every other check."""
     pool = Pool()
     pool.pause()

@@ -54,7 +54,7 @@ def files_of(row: dict[str, Any]) -> dict[str, str]:
     return {name: file.content.decode() for name, file in packed.items()}
 
 
-def test_a_question_is_answered_by_one_file_whose_name_only_the_folder_tells(rows: list[dict[str, Any]]) -> None:
+def test_each_question_is_answered_by_one_file_with_a_random_number(rows: list[dict[str, Any]]) -> None:
     numbers = set()
     for row in rows:
         _, kind, _, _, _, box, _ = row["prompt"][-1]["content"].split()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.formats import format_by_name
-from verl_tool.gateway.agent_host import AgentHost, AgentTask, FinishedSession
+from verl_tool.gateway.agent_host import AgentHost, AgentTask, finish_session
 from verl_tool.gateway.agent_program import AgentProgram
 from verl_tool.gateway.gateway_app import Gateway
 from verl_tool.gateway.program import workspace_verifier
@@ -110,15 +111,12 @@ async def run(code: str, check: Verification | None = None, files: object = FILE
     gateway = Gateway(model)
     session = gateway.open_session()
 
-    async def finish() -> FinishedSession:
-        return FinishedSession(await session.finish(), session.num_requests)
-
     fields = {"command": ("python3", "-c", ASKS + code), "seconds": 30, "memory_bytes": 512 << 20, **options}
     host = AgentHost(gateway.app(for_agents=True), AgentProgram.model_validate(fields))
     task = AgentTask.of_row([{"role": "user", "content": "go"}], files, check or verification(), "row 7")
     try:
         await host.start()
-        return await host.run(session, task, finish)
+        return await host.run(session, task, partial(finish_session, session))
     finally:
         await host.close()
 
@@ -200,6 +198,17 @@ async def test_a_sandbox_that_fails_is_a_fault(monkeypatch: pytest.MonkeyPatch) 
     assert verdict is not None
     assert verdict.fault is not None
     assert (verdict.score, verdict.fault.message) == (None, "no memory")
+
+
+async def test_a_socket_that_cannot_be_made_is_a_fault_of_one_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bind(*_: object) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("verl_tool.gateway.program.session_socket._bind", bind)
+    rollout = await run("")
+    assert rollout.fault is not None
+    assert "No space left" in rollout.fault.message
+    assert rollout.verdict is None
 
 
 @pytest.mark.parametrize("sent", [b"\0\0\0\4abcd", b"\0\0\0\4ab", b"\xff\xff\xff\xff", b""])

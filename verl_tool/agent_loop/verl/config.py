@@ -18,6 +18,11 @@ def options_in(config: DictConfig) -> EpisodeOptions:
     return EpisodeOptions.load(_set_by_user({str(name): value for name, value in written.items()}))
 
 
+def context_tokens(rollout: DictConfig) -> int:
+    """The tokens that the rollout engine's context holds, by `config.actor_rollout_ref.rollout`."""
+    return int(rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length)
+
+
 def _set_by_user(values: Mapping[str, Any]) -> dict[str, Any]:
     """`values` without those that only repeat a default: the config file lists every option.
 
