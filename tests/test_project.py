@@ -293,6 +293,18 @@ def test_no_two_tests_have_one_name():
     assert not twice, "pytest imports them by their names alone"
 
 
+def test_examples_that_others_import_by_name_have_a_name_of_their_own():
+    scripts = list((ROOT / "examples").rglob("*.py"))
+    names = [path.stem for path in scripts]
+    imported: set[str | None] = set()
+    for node in (node for path in scripts for node in ast.walk(syntax_of(path))):
+        if isinstance(node, ast.ImportFrom):
+            imported.add(node.module)
+        elif isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+    assert not {name for name in imported if names.count(name) > 1}, "who imports it gets the first on sys.path"
+
+
 def test_tests_of_whole_folders_are_there():
     for folder, names in OF_A_WHOLE_FOLDER.items():
         for name in names.split():

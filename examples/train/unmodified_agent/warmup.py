@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import pandas as pd
 import typer
-from make_tasks import BOXES, NUMBERS, WORDS, name_file
+from make_boxes import BOXES, NUMBERS, WORDS, name_file
 from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 

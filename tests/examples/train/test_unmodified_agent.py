@@ -32,20 +32,20 @@ IGNORED = -100
 
 
 @pytest.fixture(scope="module")
-def make_tasks() -> ModuleType:
+def make_boxes() -> ModuleType:
     sys.path.append(str(RECIPE))
-    return load_script("make_tasks", RECIPE / "make_tasks.py")
+    return load_script("make_boxes", RECIPE / "make_boxes.py")
 
 
 @pytest.fixture(scope="module")
-def warmup(make_tasks: ModuleType) -> ModuleType:
+def warmup(make_boxes: ModuleType) -> ModuleType:
     return load_script("unmodified_agent_warmup", RECIPE / "warmup.py")
 
 
 @pytest.fixture(scope="module")
-def rows(make_tasks: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def rows(make_boxes: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("tasks")
-    make_tasks.main(folder, train_size=40, test_size=4, seed=0)
+    make_boxes.main(folder, train_size=40, test_size=4, seed=0)
     return pd.read_parquet(folder / "train.parquet").to_dict("records")
 
 
@@ -65,8 +65,8 @@ def test_each_question_is_answered_by_one_file_with_a_random_number(rows: list[d
     assert len(numbers) > 5
 
 
-def test_the_same_seed_gives_the_same_tasks_and_another_others(make_tasks: ModuleType) -> None:
-    first, again, other = (make_tasks.Task.draw(random.Random(seed)) for seed in (0, 0, 1))
+def test_the_same_seed_gives_the_same_tasks_and_another_others(make_boxes: ModuleType) -> None:
+    first, again, other = (make_boxes.Task.draw(random.Random(seed)) for seed in (0, 0, 1))
     assert first == again != other
 
 

@@ -1,4 +1,4 @@
-"""What came of a run: `python examples/train/calculator/report.py outputs/calculator/grpo`.
+"""What came of a run: `python examples/train/calculator/calculator_report.py outputs/calculator/grpo`.
 
 Draws `learning_curve.png` and prints the success before and after, with and without the tool.
 """

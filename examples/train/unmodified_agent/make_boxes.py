@@ -1,6 +1,6 @@
 """Tasks with files: find the file of a box, and read there what is asked for.
 
-    python examples/train/unmodified_agent/make_tasks.py --local_dir outputs/unmodified_agent/data
+    python examples/train/unmodified_agent/make_boxes.py --local_dir outputs/unmodified_agent/data
 
 The folder of a task has a file for each box, such as ``red-4.txt``, whose number only a look into the folder tells.
 Numbers and contents are drawn anew for each task, so that no answer can be learned by heart.
