@@ -21,7 +21,7 @@ from verl_losses import MODES, critic_loss, make_actor_loss  # noqa: E402
 from verl_tool.agent_workers.masked_loss import MaskedLossWorker  # noqa: E402
 from verl_tool.agent_workers.rollout_weights import ROLLOUT_SHARE, TOKEN_SHARE, rollout_weights  # noqa: E402
 from verl_tool.trainer.ppo.rows.mini_batches import DUMMY, lay_out  # noqa: E402
-from verl_tool.trainer.ppo.rows.rollout_index import RolloutIndex, rollout_of  # noqa: E402
+from verl_tool.trainer.ppo.rows.rollout_index import RolloutIndex, prompt_of, rollout_of  # noqa: E402
 from verl_tool.trainer.ppo.rows.rows_check import LOSSES_BY_ROW  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -81,7 +81,11 @@ def train(rows: Rows, loss_fn: Any, engine: Engine, ranks: int, micro: int, excl
     out = torch.tensor([rollout_of(key) in excluded for key in rows.keys])
     rows.data.batch["response_mask"] = rows.data.batch["response_mask"] * ~out[:, None]
     batch = columns_of(rows)
-    layout = lay_out(rows.keys, rows.lengths, PROMPTS // MINI_BATCHES, ranks)
+    # Prompts are in the order in which they were sampled, the rows of one in any.
+    sampled = sorted(range(len(rows.keys)), key=lambda row: prompt_of(rows.keys[row]))
+    keys, lengths = ([column[row] for row in sampled] for column in (rows.keys, rows.lengths))
+    batch = tu.index_select_tensor_dict(batch, sampled)
+    layout = lay_out(keys, lengths, PROMPTS // MINI_BATCHES, ranks)
     assert layout.num_mini_batches == MINI_BATCHES
     per_rank = len(layout.order) // ranks
     size = per_rank // MINI_BATCHES
@@ -199,6 +203,15 @@ def test_a_layout_has_each_row_once_and_whole_prompts(data):
         if place != DUMMY:
             where.setdefault(keys[place].split("_")[0], set()).add(at // size % layout.num_mini_batches)
     assert all(len(mini_batches) == 1 for mini_batches in where.values())
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_prompts_fall_into_mini_batches_as_they_were_sampled_whatever_their_names(data):
+    names = data.draw(st.lists(st.text("ab_", max_size=4), min_size=1, max_size=9, unique=True))
+    keys = [f"{name}_{sample}_{row}" for name in names for sample in range(2) for row in range(2)]
+    renamed = [f"{9 - names.index(prompt_of(key))}{key[len(prompt_of(key)) :]}" for key in keys]
+    assert lay_out(keys, [1.0] * len(keys), 2, 1) == lay_out(renamed, [1.0] * len(keys), 2, 1)
 
 
 def test_weights_count_rollouts_and_share_tokens():

@@ -34,7 +34,8 @@ def lay_out(
 ) -> MiniBatchLayout:
     """Assign all rollouts of a prompt to the same mini-batch, and balance the work of its rows over the ranks.
 
-    Prompts are sorted by name, so that the mini-batches do not depend on cuts of rollouts.
+    Prompts are in the order of their first rows, so that the mini-batches do not depend on cuts of rollouts, and an
+    update that is repeated from the records has those of the run.
 
     Args:
         keys: keys of the rows in TransferQueue.
@@ -44,7 +45,7 @@ def lay_out(
         multiple: returns, for the number of mini-batches, what the number of rows per rank in a mini-batch must be a
             multiple of.
     """
-    prompts = sorted({prompt_of(key) for key in keys})
+    prompts = list(dict.fromkeys(prompt_of(key) for key in keys))
     chunks = [prompts[i : i + prompts_per_mini_batch] for i in range(0, len(prompts), prompts_per_mini_batch)]
     mini_batch_by_prompt = {prompt: i for i, chunk in enumerate(chunks) for prompt in chunk}
     rows: list[list[int]] = [[] for _ in chunks]
