@@ -1,7 +1,8 @@
 """The service as a Ray Serve application: one deployment, each replica with a model of its own.
 
 Each replica listens at the service's port, which the replicas of a node share (`verl_tool.servers.serve.replica`), so
-that a token of a stream goes through no second process, and no second queue.
+that a token of a stream goes through no second process, and no second queue. Where there are several, each also listens
+at a port of its own, by which an agent finds the replica that has its session.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from eval_service.settings import ServiceSettings, VllmSettings
 from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.client import ToolClient
 from verl_tool.http.host_check import HostCheck
+from verl_tool.http.listening_socket import listen_at
+from verl_tool.servers.cluster.direct_server import DirectServer
 from verl_tool.servers.serve.replica import LEAVING_SECONDS, REPLICA_VARIABLES, SharedPort
 from verl_tool.servers.serve.replica_listener import listen_on_the_node_only
 
@@ -61,9 +64,9 @@ class ModelReplica:
     """One replica: an engine, the loop, and the endpoint to them."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, settings: ServiceSettings, mark: str, server: str, with_sessions: bool
+        self, settings: ServiceSettings, mark: str, server: str, is_one_of_several: bool
     ) -> None:
-        """`mark`: see `fingerprint`. `server`: the name of the service. `with_sessions`: as of `Endpoint`."""
+        """`mark`: see `fingerprint`. `server`: the name of the service."""
         _log_to_stderr(settings.log_level)
         listen_on_the_node_only()
         tokenizer = load_tokenizer(
@@ -89,6 +92,8 @@ class ModelReplica:
         )
         # What is loaded stays: to search it for garbage would hold up the event loop for tens of milliseconds.
         gc.freeze()
+        own = listen_at(settings.listen_host, 0) if is_one_of_several else None
+        self._own_server = None if own is None else DirectServer(own)
         self._endpoint = Endpoint(
             self._service,
             settings.served_model_name,
@@ -96,7 +101,7 @@ class ModelReplica:
             checkpoint=settings.checkpoint,
             server=server,
             api_key=settings.api_key,
-            with_sessions=with_sessions,
+            own_port=None if own is None else own.getsockname()[1],
             request_timeout_seconds=settings.request_timeout_seconds,
             max_body_bytes=settings.max_body_bytes,
             host_check=HostCheck(
@@ -106,6 +111,8 @@ class ModelReplica:
         self._drain_seconds = settings.drain_seconds
         assert settings.listen_port is not None, "a replica shares its service's port"
         self._port = SharedPort(settings.listen_host, settings.listen_port, server)
+        if self._own_server is not None:
+            await self._own_server.open(self._endpoint)
         await self._port.open(self._endpoint)
 
     async def check_health(self) -> None:
@@ -122,7 +129,10 @@ class ModelReplica:
         """Serve takes this replica away: answer what was begun, at most for the drain, then close."""
         await self._port.leave()
         await self._port.close(self._drain_seconds)
+        # Sessions that were not finished until now are lost.
         await self._endpoint.gateway.close()
+        if self._own_server is not None:
+            await self._own_server.close(CLOSE_SECONDS)
         await self._service.aclose()
         if self._tools is not None:
             await self._tools.close()
@@ -146,7 +156,7 @@ def application(settings: ServiceSettings, num_models: int, *, on_gpus: bool, se
         health_check_timeout_s=30.0,
         logging_config={"enable_access_log": False, "log_level": settings.log_level},
     )(ModelReplica)
-    return deployment.bind(settings, fingerprint(settings), server, num_models == 1)
+    return deployment.bind(settings, fingerprint(settings), server, num_models > 1)
 
 
 def _log_to_stderr(level: str) -> None:

@@ -55,6 +55,8 @@ class AgentAsker(Asker):
             raise ConfigError("gateway.program.mcp: sessions of the endpoint have no tools; leave it out (mcp=false)")
         if not self.gives_trajectories:
             raise ConfigError(f"{self._asking.base_url} has no sessions of agents; --agent needs eval_service.app")
+        if self.context_tokens is not None:
+            self._settings = self._settings.in_context(self.context_tokens)
         async with contextlib.AsyncExitStack() as stack:
             timeout = aiohttp.ClientTimeout(total=self._asking.timeout_seconds)
             self._http = await stack.enter_async_context(
@@ -62,7 +64,7 @@ class AgentAsker(Asker):
                     connector=aiohttp.TCPConnector(limit=0), timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
                 )
             )
-            self._relay = SessionRelay(self._url, self._http)
+            self._relay = SessionRelay(self._http)
             self._host = AgentHost(self._relay, self._settings.program)
             stack.push_async_callback(self._host.close)
             await self._host.start()
@@ -115,30 +117,30 @@ class AgentAsker(Asker):
         fields = options.model_dump(mode="json") | {"sampling": sampling}
         if asking.max_tokens is not None:
             fields["max_tokens"] = asking.max_tokens
-        opened = await self._call(SESSIONS_PATH, fields)
-        session = RemoteSession(opened["id"], opened["key"])
+        opened = await self._call(self._url + SESSIONS_PATH, fields)
+        session = RemoteSession(opened["id"], opened["key"], opened.get("url") or self._url)
         self._relay.sessions[session.id] = session
         return session
 
     async def _finish(self, session: RemoteSession) -> FinishedSession:
         self._relay.sessions.pop(session.id, None)
-        finished = await self._call(f"{SESSIONS_PATH}/{session.id}/finish", {})
+        finished = await self._call(f"{session.url}{SESSIONS_PATH}/{session.id}/finish", {})
         if session.failure is not None:
             raise _EndpointError(session.failure)
         return FinishedSession(Trajectory.from_json(encode_json(finished["trajectory"])), int(finished["requests"]))
 
-    async def _call(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
+    async def _call(self, url: str, fields: dict[str, Any]) -> dict[str, Any]:
         """Raises ConfigError if the endpoint has no such route or asks for another key, else _EndpointError."""
         headers = {"authorization": f"Bearer {self._asking.api_key}"}
         timeout = aiohttp.ClientTimeout(total=_ADMIN_SECONDS)
         try:
-            async with self._http.post(self._url + path, json=fields, headers=headers, timeout=timeout) as answer:
+            async with self._http.post(url, json=fields, headers=headers, timeout=timeout) as answer:
                 if answer.status < 300:
                     content: dict[str, Any] = await answer.json()
                     return content
-                words = f"{self._url}{path} answered with {answer.status}: {(await answer.text())[:500]}"
+                words = f"{url} answered with {answer.status}: {(await answer.text())[:500]}"
         except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
-            raise _EndpointError(f"{self._url}{path} failed: {error or type(error).__name__}") from error
-        if path == SESSIONS_PATH and answer.status in _MISCONFIGURED:
-            raise ConfigError(f"{words}; sessions need eval_service.app with one model (--num_models 1), and its key")
+            raise _EndpointError(f"{url} failed: {error or type(error).__name__}") from error
+        if url.endswith(SESSIONS_PATH) and answer.status in _MISCONFIGURED:
+            raise ConfigError(f"{words}; sessions need eval_service.app, and its key")
         raise _EndpointError(words)

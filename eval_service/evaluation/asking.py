@@ -58,6 +58,8 @@ class Asker:
         self._fingerprint: object = None
         self.checkpoint: str | None = None
         """Which weights of a run the endpoint says to serve."""
+        self.context_tokens: int | None = None
+        """The longest context that the endpoint says to take, in tokens."""
 
     async def __aenter__(self) -> Asker:
         """Ask which models there are. Raises ConfigError if the endpoint does not answer, or serves another model."""
@@ -77,6 +79,8 @@ class Asker:
         further = cards[self.model].model_extra or {}
         self._fingerprint = further.get("fingerprint")
         self.checkpoint = None if further.get("checkpoint") is None else str(further["checkpoint"])
+        context = further.get("max_model_len")
+        self.context_tokens = context if isinstance(context, int) and context > 0 else None
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -37,18 +37,19 @@ class RemoteSession:
 
     id: str
     key: str
+    url: str
+    """Of the process that has it."""
     failure: str | None = None
     """Why the endpoint could not be asked, if it was not since."""
 
 
 class SessionRelay(WebApp):
-    """Passes requests of `sessions` on to the endpoint at `url` over `http`. A program finds its session as at a
-    `Gateway`."""
+    """Passes requests of `sessions` on to the endpoint over `http`. A program finds its session as at a `Gateway`."""
 
-    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+    def __init__(self, http: aiohttp.ClientSession) -> None:
         self.sessions: dict[str, RemoteSession] = {}
         """By id."""
-        self._url, self._http = url, http
+        self._http = http
         routes = [
             (method, prefix + path or "/", partial(self._forward, method, path))
             for prefix in (ONE_SESSION, "")
@@ -64,7 +65,7 @@ class SessionRelay(WebApp):
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers.items()}
         headers = {name: value for name, value in headers.items() if name not in _ENDPOINTS_OWN}
         headers["authorization"] = f"Bearer {session.key}"
-        url = f"{self._url}{SESSIONS_PATH}/{session.id}{path}"
+        url = f"{session.url}{SESSIONS_PATH}/{session.id}{path}"
         try:
             answer = await self._http.request(
                 method, url, data=request.body or None, headers=headers, allow_redirects=False

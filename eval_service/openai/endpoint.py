@@ -69,8 +69,8 @@ class Endpoint(WebApp):
     `model`: the name by which clients ask for it. `fingerprint` and `checkpoint`
         (which weights of a run it is) are told with it, see `eval_service.model.fingerprint`.
     `server`: the name of this service from its start to its end, which ``/health`` tells.
-    `with_sessions`: serve those of agents, which live in this process: with several replicas a request would not find
-    its own. `api_key`: every route but ``/health`` asks for it as a bearer token. `request_timeout_seconds`: after it a
+    `own_port`: a port of this process alone, if several share the service's; agents' sessions are reached there.
+    `api_key`: every route but ``/health`` asks for it as a bearer token. `request_timeout_seconds`: after it a
     request is stopped and answered with 504. `heartbeat_seconds`: after so long without a word a stream gets a comment.
     `host_check`: by which names clients may call; None: by any.
     """
@@ -86,7 +86,7 @@ class Endpoint(WebApp):
         checkpoint: str | None = None,
         server: str = "",
         api_key: str | None = None,
-        with_sessions: bool = True,
+        own_port: int | None = None,
         request_timeout_seconds: float = 3600.0,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
         max_body_bytes: int = MAX_MEDIA_BODY_BYTES,
@@ -112,7 +112,9 @@ class Endpoint(WebApp):
                 end_token_ids=service.end_token_ids,
                 place=sampler.place,
             ),
-            GatewayOptions(model_name=model, sampling=service.sampling.model_dump(), admin_key=api_key),
+            GatewayOptions(
+                model_name=model, sampling=service.sampling.model_dump(), admin_key=api_key, own_port=own_port
+            ),
         )
         super().__init__(
             [
@@ -122,7 +124,7 @@ class Endpoint(WebApp):
                 ("GET", MODELS_PATH + "/{model:path}", self._one_model),
                 ("GET", HEALTH_PATH, self._health),
                 ("GET", "/metrics", self._metrics_text),
-                *(self.gateway.routes() if with_sessions else ()),
+                *self.gateway.routes(),
             ],
             self.metrics.http,
             bodies or RequestBodies(max_body_bytes),

@@ -24,7 +24,10 @@ from verl_tool.errors import ToolFault
 from verl_tool.formats import format_by_name
 from verl_tool.gateway.gateway_app import Gateway, GatewayOptions
 from verl_tool.gateway.session import SessionModel
+from verl_tool.http.host_check import HostCheck
+from verl_tool.http.listening_socket import bind_at, listen_at
 from verl_tool.protocol import FaultKind
+from verl_tool.servers.cluster.direct_server import DirectServer
 
 TOKENIZER = TemplateTokenizer("Qwen-Qwen3-0.6B", QWEN)
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "How warm is it?"}]
@@ -343,3 +346,60 @@ async def test_finished_sessions_make_room_and_odd_arguments_are_named() -> None
                 assert (await gateway.http.post(f"/sessions/s{number}/finish", json=body)).status_code == 400
             await gateway.finish(session)
         assert (await gateway.http.post("/sessions", json={"id": "a/b"})).status_code == 400
+
+
+@dataclass
+class Replica:
+    gateway: Gateway
+    servers: list[DirectServer]
+
+
+@asynccontextmanager
+async def replicas(number: int) -> AsyncIterator[tuple[str, list[Replica]]]:
+    """Gateways that share a port, each at one of its own, too. Yields the shared URL."""
+    made: list[Replica] = []
+    port = 0
+    for _ in range(number):
+        own, shared = listen_at("127.0.0.1", 0), bind_at("127.0.0.1", port, shared=True)
+        port = shared.getsockname()[1]
+        model = SessionModel.create(
+            SlowGenerator(["Warm.<|im_end|>"] * 20), TOKENIZER, [format_by_name("hermes")], 1 << 16
+        )
+        gateway = Gateway(model, GatewayOptions(own_port=own.getsockname()[1]))
+        servers = [DirectServer(own), DirectServer(shared)]
+        for server in servers:
+            await server.open(gateway.app(host_check=HostCheck("127.0.0.1", port)))
+        made.append(Replica(gateway, servers))
+    yield f"http://127.0.0.1:{port}", made
+    for replica in made:
+        await replica.gateway.close()
+        for server in replica.servers:
+            await server.close(1.0)
+
+
+async def test_a_session_is_found_at_the_url_of_the_replica_that_has_it() -> None:
+    async with replicas(2) as (url, made):
+        opened = []
+        for host in ("127.0.0.1", "localhost") * 10:
+            # A connection each, which the kernel gives to either.
+            async with httpx.AsyncClient(base_url=url, headers={"host": f"{host}:{url.rsplit(':')[-1]}"}) as http:
+                opened.append((host, (await http.post("/sessions", json={})).json()))
+        assert sum(len(replica.gateway.sessions) for replica in made) == 20
+        owners = {session["url"].rsplit(":")[-1] for _, session in opened}
+        assert owners <= {replica.servers[0].url.rsplit(":")[-1] for replica in made}
+        for host, session in opened:
+            assert session["url"].startswith(f"http://{host}:")
+            agent = openai.AsyncOpenAI(
+                base_url=session["url"] + session["paths"]["openai"], api_key=session["key"], max_retries=0
+            )
+            answer = await agent.chat.completions.create(model="m", messages=ASKED)
+            assert answer.choices[0].message.content == "Warm."
+            await agent.close()
+        one = opened[0][1]
+        other = next(replica for replica in made if one["id"] not in replica.gateway.sessions)
+        async with httpx.AsyncClient() as http:
+            lost = await http.get(f"{other.servers[0].url}/sessions/{one['id']}")
+            found = await http.post(f"{one['url']}/sessions/{one['id']}/finish", json={})
+    assert (lost.status_code, found.status_code) == (404, 200)
+    assert "use the url that POST /sessions gave" in lost.text
+    assert Trajectory.from_json(json.dumps(found.json()["trajectory"])).model_text == "Warm.<|im_end|>"

@@ -36,7 +36,8 @@ from verl_tool.gateway.mcp_tools import GatewayTools
 from verl_tool.gateway.session import AgentSession, PendingAnswer, SessionModel, SessionOptions
 from verl_tool.http.disconnect import reject_disconnected
 from verl_tool.http.event_stream import EventStream
-from verl_tool.http.host_check import HostCheck
+from verl_tool.http.host_check import HostCheck, name_and_port
+from verl_tool.http.listening_socket import base_url
 from verl_tool.http.messages import Disconnected, HttpError, JsonResponse
 from verl_tool.http.metrics import HttpMetrics
 from verl_tool.http.request_body import RequestBodies
@@ -83,6 +84,8 @@ class GatewayOptions(BaseModel):
     """A session that no request used for so long is closed."""
     admin_key: str | None = None
     """Asked of those who open and finish sessions; None: nobody is."""
+    own_port: int | None = None
+    """Port of this process alone, if several share the server's port. A session lives in one of them."""
 
 
 class Gateway:
@@ -217,7 +220,14 @@ class Gateway:
         session = self.open_session(options, session_id)
         path = f"{SESSIONS_PATH}/{session.id}"
         paths = {"openai": f"{path}/v1", "anthropic": path}
-        return JsonResponse({"id": session.id, "key": session.key, "paths": paths}, 201)
+        return JsonResponse({"id": session.id, "key": session.key, "url": self._own_url(request), "paths": paths}, 201)
+
+    def _own_url(self, request: Request) -> str | None:
+        """Where this process alone is reached, by the name that the request used; None: at the server's own URL."""
+        port = self.options.own_port
+        if port is None:
+            return None
+        return base_url(name_and_port(request.headers.get(b"host", b"").decode("latin-1"))[0] or "127.0.0.1", port)
 
     async def _show(self, request: Request) -> Response:
         self._check_admin(request)
@@ -310,7 +320,8 @@ class Gateway:
     def _by_id(self, request: Request) -> AgentSession:
         session = self.sessions.get(request.path_params["session_id"])
         if session is None:
-            raise HttpError(404, "unknown_session", "there is no such session; open one with POST /sessions")
+            where = "" if self.options.own_port is None else " here; use the url that POST /sessions gave"
+            raise HttpError(404, "unknown_session", f"there is no such session{where}; open one with POST /sessions")
         return session
 
     def _check_admin(self, request: Request) -> None:

@@ -55,7 +55,7 @@ class HostCheck:
     def _reject_host(self, host: bytes | None, server: tuple[str, int | None] | None) -> None:
         if host is None:
             raise HttpError(400, "bad_request", "the header 'host' is missing; HTTP/1.1 asks for it", "host")
-        name, port = _name_and_port(host.decode("latin-1"))
+        name, port = name_and_port(host.decode("latin-1"))
         if name in self._allowed or f"{name}:{port}" in self._allowed:
             return
         if self._open and (name in self._own_names or _is_address(name)):
@@ -72,7 +72,7 @@ class HostCheck:
         if text in (f"http://{host.decode('latin-1').lower()}", f"https://{host.decode('latin-1').lower()}"):
             return
         scheme, _, rest = text.partition("://")
-        name, port = _name_and_port(rest)
+        name, port = name_and_port(rest)
         if scheme not in ("http", "https") or not {name, f"{name}:{port}"} & self._allowed:
             raise _foreign("origin", origin)
 
@@ -99,7 +99,7 @@ def _own_names(host: str) -> frozenset[str]:
     return frozenset(name.lower() for name in (host, socket.gethostname(), socket.getfqdn(), "localhost"))
 
 
-def _name_and_port(text: str) -> tuple[str, int | None]:
+def name_and_port(text: str) -> tuple[str, int | None]:
     """Parse ``name``, ``name:port`` or ``[address]:port``. Returns an empty name for anything else."""
     try:
         parts = urlsplit(f"//{text}")

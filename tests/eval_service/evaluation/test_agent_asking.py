@@ -283,13 +283,23 @@ async def test_a_program_that_never_calls_the_model_is_no_answer(tmp_path: Path)
     assert (summary.errors, summary.answers) == (1, 0)
 
 
+async def test_without_a_run_a_program_gets_the_context_of_the_endpoint(tmp_path: Path) -> None:
+    folder, tokenizer = trained_on("program", tmp_path), qwen_tokenizer()
+    (tmp_path / "context.py").write_text("import sys; print('context', sys.argv[1])")
+    command = json.dumps(
+        {"program": {"command": ["python", f"{tmp_path}/context.py", "{context}"], "readable": [str(tmp_path)]}}
+    )
+    async with served(folder, EndpointEngine(tokenizer, "Done.")) as url:
+        this = evaluation(tmp_path, url, data_row())
+        [record] = await program.answers(replace(this, agent=program._agent(None, command, None)))
+    assert record.error is not None
+    assert "it printed: context 100000" in record.error
+
+
 async def test_what_an_agent_cannot_be_evaluated_with_is_named(tmp_path: Path) -> None:
     folder, tokenizer = trained_on("program", tmp_path), qwen_tokenizer()
     (tmp_path / "out").mkdir()
     engine = EndpointEngine(tokenizer, "Done.")
-    async with served(folder, engine, with_sessions=False) as url:
-        with pytest.raises(ConfigError, match="--num_models 1"):
-            await program.answers(evaluation(tmp_path, url, data_row()))
     async with served(folder, engine, api_key="boss") as url:
         this = evaluation(tmp_path, url, data_row())
         with pytest.raises(ConfigError, match="api key"):

@@ -49,8 +49,8 @@ async def relayed(text: str = "Warm.", pause: float = 0.0, timeout: float = 30.0
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as http,
     ):
         opened = await (await http.post(f"{endpoint.url}/sessions", json={})).json()
-        relay = SessionRelay(endpoint.url, http)
-        session = RemoteSession(opened["id"], opened["key"])
+        relay = SessionRelay(http)
+        session = RemoteSession(opened["id"], opened["key"], endpoint.url)
         relay.sessions[session.id] = session
         url, server, task = await serve_asgi(relay)
         yield Relayed(url, endpoint, relay, session)
