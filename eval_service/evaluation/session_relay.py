@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 
 from verl_tool.client.exchange import TooLongError, read_bounded
-from verl_tool.gateway.gateway_app import AGENT_ROUTES, MAX_BODY_BYTES, ONE_SESSION, SESSIONS_PATH, key_of
+from verl_tool.gateway.gateway_app import AGENT_ROUTES, MAX_BODY_BYTES, ONE_SESSION, SESSIONS_PATH
 from verl_tool.http.event_stream import EventStream
 from verl_tool.http.messages import HttpError
 from verl_tool.http.metrics import HttpMetrics
@@ -44,17 +44,13 @@ class RemoteSession:
 
 
 class SessionRelay(WebApp):
-    """Passes requests of `sessions` on to the endpoint over `http`. A program finds its session as at a `Gateway`."""
+    """Passes requests of `sessions` on to the endpoint over `http`, by their paths as at a `Gateway`."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self.sessions: dict[str, RemoteSession] = {}
         """By id."""
         self._http = http
-        routes = [
-            (method, prefix + path or "/", partial(self._forward, method, path))
-            for prefix in (ONE_SESSION, "")
-            for method, path in AGENT_ROUTES
-        ]
+        routes = [(method, ONE_SESSION + path, partial(self._forward, method, path)) for method, path in AGENT_ROUTES]
         super().__init__(routes, HttpMetrics(CollectorRegistry()), RequestBodies(MAX_BODY_BYTES, 8 * MAX_BODY_BYTES))
 
     async def _forward(self, method: str, path: str, request: Request) -> Response:
@@ -85,11 +81,9 @@ class SessionRelay(WebApp):
 
     def _session(self, request: Request) -> RemoteSession:
         """The session of a request. Raises HttpError 401."""
-        named = request.path_params.get("session_id") or request.headers.get(b"x-session-id", b"").decode("latin-1")
-        key = key_of(request)
-        session = self.sessions.get(named) or next((each for each in self.sessions.values() if each.key == key), None)
-        if session is None or request.path_params.get("session_id", session.id) != session.id:
-            raise HttpError(401, "unauthorized", "no session that runs here has this path or API key")
+        session = self.sessions.get(request.path_params["session_id"])
+        if session is None:
+            raise HttpError(401, "unauthorized", "no session that runs here has this path")
         return session
 
 

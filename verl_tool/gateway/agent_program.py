@@ -247,7 +247,6 @@ async def run_program(
             "copy" if copy else "",
             *command,
         ),
-        env,
         readable=(str(socket.parent), *program.readable),
         loopback=True,
     )
@@ -256,7 +255,7 @@ async def run_program(
     log = bytearray()
     last: dict[str, Any] | None = None
     try:
-        last = await asyncio.wait_for(_communicate(running.process, files or {}, executable, log), program.seconds)
+        last = await asyncio.wait_for(_communicate(running.process, env, files or {}, executable, log), program.seconds)
         if copy is not None and "error" not in last:
             await copy.receive(_stdout(running.process))
     except asyncio.TimeoutError:
@@ -275,13 +274,18 @@ async def run_program(
 
 
 async def _communicate(
-    process: asyncio.subprocess.Process, files: Mapping[str, bytes], executable: Sequence[str], log: bytearray
+    process: asyncio.subprocess.Process,
+    env: Mapping[str, str],
+    files: Mapping[str, bytes],
+    executable: Sequence[str],
+    log: bytearray,
 ) -> dict[str, Any]:
-    """Send the files, collect what the program prints, and return the forwarder's last line."""
+    """Send environment and files, collect what the program prints, and return the forwarder's last line."""
     assert process.stdin is not None
     assert process.stdout is not None
     encoded = {name: base64.b64encode(data).decode() for name, data in files.items()}
-    process.stdin.write(json.dumps([encoded, *executable]).encode() + b"\n")
+    # The environment may have secrets, and other users can read command lines.
+    process.stdin.write(json.dumps([dict(env), encoded, *executable]).encode() + b"\n")
     with contextlib.suppress(ConnectionError):
         await process.stdin.drain()
 

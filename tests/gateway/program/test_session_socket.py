@@ -58,11 +58,14 @@ async def test_only_its_own_session_is_there(tmp_path: Path) -> None:
     async with own as socket, other:
         assert await send(socket, post(CHAT.format("own"))) == 200
         assert await send(socket, post(CHAT.format("other"))) == 404
-        assert await send(socket, post("/v1/chat/completions", BODY, f"authorization: Bearer {key}")) == 404
+        assert await send(socket, post("/v1/chat/completions", BODY, f"authorization: Bearer {key}")) == 403
         assert await send(socket, post("/sessions/own/../other/v1/chat/completions")) in (403, 404)
         assert await send(socket, post("/sessions", b"{}")) == 404
         assert await send(socket, post("/sessions/own/finish", b"{}")) == 404
-    assert [len(session.tree.turns) for session in gateway.sessions.values()] == [1, 0]
+        assert [len(session.tree.turns) for session in gateway.sessions.values()] == [1, 0]
+        assert await send(socket, post("/v1/chat/completions")) == 200
+        assert await send(socket, b"HEAD / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n") == 200
+    assert [len(session.tree.turns) for session in gateway.sessions.values()] == [2, 0]
     assert not os.listdir(tmp_path)
 
 

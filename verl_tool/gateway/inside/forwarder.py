@@ -1,8 +1,9 @@
 """Starts an agent, and forwards what it sends to 127.0.0.1 to the gateway's Unix socket.
 
-Arguments: socket, port, JSON list of files to keep, ``copy`` or an empty text, command. It reads one line, the files to
-write and which of them are programs as JSON, prints one line at the end, and gives the agent's output on stderr. With
-``copy`` it ends the agent when its input is closed, and sends the files of the working directory behind the line.
+Arguments: socket, port, JSON list of files to keep, ``copy`` or an empty text, command. It reads one line, the agent's
+environment, the files to write and which of them are programs as JSON, prints one line at the end, and gives the
+agent's output on stderr. With ``copy`` it ends the agent when its input is closed, and sends the files of the working
+directory behind the line.
 Standard library only: it runs alone in the sandbox.
 """
 
@@ -125,10 +126,11 @@ def main():
     ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0, 0, 0, 0)
     path, port, names, copy, *command = sys.argv[1:]
     try:
-        write_files(*json.loads(sys.stdin.readline()))
+        env, *files = json.loads(sys.stdin.readline())
+        write_files(*files)
         listener = socket.create_server(("127.0.0.1", int(port)))
         threading.Thread(target=accept, args=(listener, path), daemon=True).start()
-        agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, stderr=2)
+        agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, stderr=2, env=os.environ | env)
         if copy:
             threading.Thread(target=end_with_input, args=(agent,), daemon=True).start()
     except (OSError, ValueError) as error:

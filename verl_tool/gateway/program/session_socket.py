@@ -17,7 +17,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from verl_tool.gateway.gateway_app import SESSIONS_PATH
 from verl_tool.http.http_protocol import BoundedHttp
-from verl_tool.http.messages import HttpError, error_response
 from verl_tool.servers.cluster.direct_server import DirectServer
 
 MAX_CONNECTIONS = 64
@@ -35,8 +34,8 @@ class _Http(BoundedHttp):
 
 @asynccontextmanager
 async def listen_for(session_id: str, app: ASGIApp, folder: Path, *, shared: bool = False) -> AsyncIterator[Path]:
-    """Serve what `app` has of one session, at a socket in a folder of its own below `folder`. shared: other users may
-    connect, as programs in containers are. Raises OSError if that is not possible."""
+    """Serve what `app` has of one session, at the session's path and at ``/``, at a socket in a folder of its own below
+    `folder`. shared: other users may connect, as programs in containers are. Raises OSError if that is not possible."""
     own = Path(tempfile.mkdtemp(dir=folder))
     try:
         with socket.socket(socket.AF_UNIX) as listener:
@@ -52,14 +51,12 @@ async def listen_for(session_id: str, app: ASGIApp, folder: Path, *, shared: boo
 
 
 def _only(path: str, app: ASGIApp) -> ASGIApp:
-    """`app` at `path` and below."""
+    """`app` below `path`; other paths are taken to be below it."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == path or scope["path"].startswith(f"{path}/"):
-            await app(scope, receive, send)
-        else:
-            refusal = HttpError(404, "not_found", f"there is only {path} here")
-            await error_response(refusal)(scope, receive, send)
+        if not scope["path"].startswith(f"{path}/"):
+            scope["path"] = path + scope["path"].rstrip("/")
+        await app(scope, receive, send)
 
     return serve
 
