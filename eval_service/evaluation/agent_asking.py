@@ -92,7 +92,7 @@ class AgentAsker(Asker):
         where = f"row {problem.index} of the data"
         task = AgentTask.of_row(problem.messages, files, problem.verification, where, image)
         try:
-            session = await self._open(sample)
+            session = await self.open_session(sample)
             trajectory = await self._host.run(session, task, partial(self._finish, session))
         except _EndpointError as error:
             return replace(blank, error=str(error))
@@ -109,7 +109,8 @@ class AgentAsker(Asker):
             trajectory=trajectory,
         )
 
-    async def _open(self, sample: int) -> RemoteSession:
+    async def open_session(self, sample: int) -> RemoteSession:
+        """A session of the endpoint, with the sampling of an answer. Raises ConfigError if it has none."""
         asking, options = self._asking, self._settings.session
         seed = None if asking.seed is None else asking.seed + sample
         flags = {"temperature": asking.temperature, "top_p": asking.top_p, "seed": seed}

@@ -10,6 +10,7 @@ import importlib.util
 from itertools import islice
 from pathlib import Path
 
+import agent_program_run
 import looking_model
 import mcp_run
 import pytest
@@ -20,6 +21,12 @@ from validated_run import answers, assert_equal, validated_run
 pytest.importorskip("openai")
 pytest.importorskip("vllm")
 pytest.importorskip("verl")
+
+from eval_service.evaluation.agent_asking import AgentAsker
+from eval_service.evaluation.asking import Asking
+from eval_service.evaluation.dataset import read_problems
+from eval_service.model.run_config import run_config
+from verl_tool.gateway.settings import GatewaySettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -49,6 +56,25 @@ async def test_a_run_with_tools_of_an_mcp_server_is_served_with_them(
         served = await answers(service.url, run.model.name, run)
     assert_equal(served, run.trajectories)
     assert any(call.valid for t in served for call in t.calls)
+
+
+async def test_sessions_of_a_program_are_those_of_the_trainers_validation_at_each_of_two_replicas(
+    calculator: Calculator, tmp_path: Path
+) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    mode = (*agent_program_run.prepare(tmp_path), "trainer.val_before_train=true")
+    run = await asyncio.to_thread(validated_run, tmp_path / "run", calculator, *mode)
+    config = run_config(run.folder)
+    gateway = GatewaySettings.of_config(config)
+    with live_service([*run.service_arguments, "--num_models", "2"], tmp_path) as service:
+        asking = Asking(base_url=f"{service.url}/v1", model=run.model.name)
+        async with AgentAsker(asking, gateway) as asker:
+            opened = {(await asker.open_session(0)).url for _ in range(20)}
+            records = await asyncio.gather(*(asker.ask(problem, 0) for problem in read_problems(run.data)))
+    assert len(opened) == 2
+    assert [record.error for record in records] == [None] * len(records)
+    assert_equal([record.trajectory for record in records if record.trajectory is not None], run.trajectories)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="source scripts/env.sh train")

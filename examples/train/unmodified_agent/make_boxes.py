@@ -90,7 +90,7 @@ def as_row(source: Mapping[str, Any], split: str, index: int) -> Row:
 def main(
     local_dir: LocalDir,
     train_size: Annotated[int, typer.Option("--train_size", min=1, help="Tasks to train on.")] = 1000,
-    test_size: Annotated[int, typer.Option("--test_size", min=1, help="Held-out tasks.")] = 96,
+    test_size: Annotated[int, typer.Option("--test_size", min=1, help="Held-out tasks.")] = 64,
     seed: Seed = 0,
 ) -> None:
     """Make train.parquet and test.parquet."""
