@@ -12,27 +12,12 @@ import re
 
 from remote import Handle
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-_BINARY: "dict[type, Any]" = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-_UNARY: "dict[type, Any]" = {ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Not: operator.not_}
-_COMPARISONS: "dict[type, Any]" = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+_PAIRS = (
+    "Add:add Sub:sub Mult:mul Div:truediv FloorDiv:floordiv Mod:mod UAdd:pos USub:neg Not:not_ "
+    "Eq:eq NotEq:ne Lt:lt LtE:le Gt:gt GtE:ge"
+)
+_OPERATORS = {getattr(ast, node): getattr(operator, name) for node, name in (p.split(":") for p in _PAIRS.split())}
+"""Functions of the operators that are evaluated here, by the class of their node."""
 _LONGEST_TEXT = 10_000
 """Characters of a text that is read here."""
 
@@ -45,12 +30,7 @@ def parse(text):
         return None
 
 
-def names_in(node):
-    """All names in an expression."""
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-
-
-_HARMLESS = re.compile(r"[-+]?\d+(\.\d*)?|[-+*/%]|\*\*|//|(?P<name>[^\W\d]\w*)")
+_HARMLESS = re.compile(r"[-+]?\d+(\.\d*)?|[-+*/%]|\*\*|//|[^\W\d]\w*")
 
 
 def is_whole(text, node, parts):
@@ -80,10 +60,8 @@ def is_whole(text, node, parts):
 
 
 def _is_harmless(part):
-    found = _HARMLESS.fullmatch(part)
-    if found is None:
-        return False
-    return found["name"] is None or not keyword.iskeyword(part) or part in ("True", "False", "None")
+    is_word = not keyword.iskeyword(part) or part in ("True", "False", "None")
+    return is_word and _HARMLESS.fullmatch(part) is not None
 
 
 def _stands_alone(text, part, spans, strings):
@@ -144,24 +122,26 @@ class SolutionEvaluation:
 
     def _binop(self, node):
         sides = self.of(node.left), self.of(node.right)
-        work = _BINARY.get(type(node.op))
-        if work is None or not all(isinstance(side, (int, float)) for side in sides):
+        if not all(isinstance(side, (int, float)) for side in sides):
             raise self._refuse("such an operator in a text")
-        return work(*sides)
+        return self._find_function(node.op)(*sides)
 
     def _unaryop(self, node):
-        value, work = self.of(node.operand), _UNARY.get(type(node.op))
-        if work is None or isinstance(value, Handle):
+        value = self.of(node.operand)
+        if isinstance(value, Handle):
             raise self._refuse("such an operator in a text")
-        return work(value)
+        return self._find_function(node.op)(value)
 
     def _compare(self, node):
         left = self.of(node.left)
         for operation, side in zip(node.ops, node.comparators, strict=True):
-            right, work = self.of(side), _COMPARISONS.get(type(operation))
-            if work is None:
-                raise self._refuse("such a comparison in a text")
-            if not work(left, right):
+            right = self.of(side)
+            if not self._find_function(operation)(left, right):
                 return False
             left = right
         return True
+
+    def _find_function(self, operation):
+        if type(operation) not in _OPERATORS:
+            raise self._refuse("such an operator in a text")
+        return _OPERATORS[type(operation)]

@@ -88,6 +88,14 @@ def may_look_into_others():
     return bool(int(effective, 16) >> 19 & 1)
 
 
+def connect(spawner, evaluator=None):
+    """Start a process that serves a module, and return the judge's link to it. For `evaluator` see `JudgeLink`."""
+    local, theirs = socket.socketpair()
+    with theirs:
+        spawner.start(MODULE, [theirs.fileno()])
+    return JudgeLink(local, evaluator)
+
+
 class Judge:
     """`job` has ``token``, ``solution``, ``tests`` (Python texts), ``programs`` (pairs of stdin and expected stdout),
     ``prelude`` (imports and a recursion limit before the solution), ``strict`` (a program must print exactly that, and
@@ -114,12 +122,10 @@ class Judge:
         """Report a verdict for each test, then for each program."""
         if (self._job.programs or self._job.prelude) and not self._prepare():
             for number in range(len(self._job.tests) + len(self._job.programs)):
-                self._report(
-                    test=number, passed=False, reason="budget", detail="the imports took the time of all tests"
-                )
+                self._report_verdict(number, "budget", "the imports took the time of all tests")
             return
         for number, test in enumerate(self._job.tests):
-            self._verdict(number, self._run_test, test)
+            self._judge_test(number, test)
         self._forget()
         programs = list(enumerate(self._job.programs, len(self._job.tests)))
         while programs:
@@ -142,11 +148,10 @@ class Judge:
             self._late = True
             raise OutOfTime
 
-    def _verdict(self, number, run, *what):
+    def _judge_test(self, number, test):
         seconds = min(self._job.test_seconds, self._ends - time.monotonic())
         if seconds <= 0:
-            reason, detail = OUT_OF_BUDGET
-            self._report(test=number, passed=False, reason=reason, detail=detail)
+            self._report_verdict(number, *OUT_OF_BUDGET)
             return
         reason, detail = too_late = "time", f"no end within {seconds:.3g} s"
         self._deadline.move(seconds + GRACE_SECONDS)
@@ -157,7 +162,7 @@ class Judge:
             # Again and again, in case that a test catches everything.
             signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)
             try:
-                reason, detail = run(*what)
+                reason, detail = self._run_test(test)
             finally:
                 self._timed = False
                 signal.setitimer(signal.ITIMER_REAL, 0)
@@ -169,17 +174,16 @@ class Judge:
         if self._late:
             reason, detail = too_late
             self._forget()
-        seen = self._format(self._seen) if reason in ("assertion", "output", "error") else []
-        self._report(test=number, passed=reason == "passed", reason=reason, detail=detail[:DETAIL], seen=seen)
+        self._report_verdict(number, reason, detail, self._seen)
 
-    def _format(self, seen):
-        """As much of it as there is room for."""
+    def _report_verdict(self, number, reason, detail, values=()):
+        """Report a verdict. One about values has those for which there are characters left."""
         fitting = []
-        for name, value in seen:
+        for name, value in values if reason in ("assertion", "output", "error") else ():
             if len(name) + len(value) <= self._room:
                 fitting.append([name, value])
                 self._room -= len(name) + len(value)
-        return fitting
+        self._report(test=number, passed=reason == "passed", reason=reason, detail=detail[:DETAIL], seen=fitting)
 
     def _run_test(self, test):
         try:
@@ -238,20 +242,14 @@ class Judge:
             raise AssertionError("no assertion of the test was reached and held")
 
     def _load(self):
-        local, theirs = socket.socketpair()
-        with theirs:
-            self._spawner.start(MODULE, [theirs.fileno()])
-        link = JudgeLink(local, self._evaluator)
+        link = connect(self._spawner, self._evaluator)
         link.load(self._job.solution)
         self._link = link
         return link
 
     def _evaluator(self):
         """The link to a fresh process that has not run, and does not hold, the solution."""
-        local, theirs = socket.socketpair()
-        with theirs:
-            self._evaluating.start(MODULE, [theirs.fileno()])
-        return JudgeLink(local)
+        return connect(self._evaluating)
 
     def _forget(self):
         """The next test starts a process anew."""
@@ -274,15 +272,13 @@ class Judge:
             self._deadline.move(self._job.test_seconds + PROGRAM_GRACE_SECONDS)
             for (number, (_, expected)), (_, *streams), end in zip(programs, files, ends, strict=True):
                 self._deadline.move(self._job.test_seconds + PROGRAM_GRACE_SECONDS)
-                reason, detail, seen = self._program_verdict(expected, streams, *end)
-                seen = self._format(seen) if reason in ("output", "error") else []
-                self._report(test=number, passed=reason == "passed", reason=reason, detail=detail[:DETAIL], seen=seen)
+                self._report_verdict(number, *self._program_verdict(expected, streams, *end))
 
     def _program_verdict(self, expected, streams, how, code):
         if how == UNSTARTED:
-            return *OUT_OF_BUDGET, []
+            return OUT_OF_BUDGET
         if how == LATE:
-            return "time", f"no end within {self._job.test_seconds:.3g} s", []
+            return "time", f"no end within {self._job.test_seconds:.3g} s"
         output, *errors = streams
         output.seek(0)
         text = output.read(LONGEST_MESSAGE).decode("utf-8", "replace")
@@ -290,7 +286,7 @@ class Judge:
         if code and (self._job.strict or code < 0 or code == UNCAUGHT):
             return "error", f"exit code {1 if code == UNCAUGHT else code}", seen
         if equal_output(text, expected, self._job.strict):
-            return "passed", "", []
+            return "passed", ""
         return "output", f"got {text[:80]!r}", seen
 
 

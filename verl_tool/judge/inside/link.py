@@ -61,14 +61,6 @@ class ProcessLink:
         """Do what the other side asks."""
         raise NotImplementedError
 
-    def exception(self, names, message, args, attributes):
-        """The exception that stands for the other side's: of the first of its classes' `names` that is known here, made
-        of `args` if that gives the same message."""
-        made = next(filter(None, (_made(self.exception_class(name), message, args) for name in names)), None)
-        made = made or Exception(message)
-        vars(made).update(attributes)
-        return made
-
     def exception_class(self, name):
         """The class of exceptions that is known here by that name, if one is."""
         return EXCEPTIONS.get(name)
@@ -88,7 +80,7 @@ class ProcessLink:
         """What the other side answers. Raises what it raised; `PeerExitedError` if it ended."""
         sent = [encode(self.latest(arg), self.refer) for arg in args]
         named = {name: encode(self.latest(arg), self.refer) for name, arg in kwargs.items()}
-        self._send({"operation": operation, "args": sent, "kwargs": named})
+        self._send_text(json.dumps({"operation": operation, "args": sent, "kwargs": named}))
         answer = self._wait()
         try:
             return self._accept(answer, (*args, *kwargs.values()), (*sent, *named.values()))
@@ -117,11 +109,16 @@ class ProcessLink:
         return message
 
     def _error(self, error):
-        """The exception that such an error tells of."""
+        """The exception that such an error tells of: of the first of its classes that is known here, made of the
+        arguments if that gives the same message."""
         try:
             names, text, args, attributes = error
             own = {name: value for name, value in _PLAIN.pairs(attributes).items() if not name.startswith("__")}
-            return self.exception([str(name) for name in names], str(text)[:LONGEST_TEXT], _PLAIN.many(args), own)
+            names, text, args = [str(name) for name in names], str(text)[:LONGEST_TEXT], _PLAIN.many(args)
+            candidates = (_made(self.exception_class(name), text, args) for name in names)
+            made = next(filter(None, candidates), None) or Exception(text)
+            vars(made).update(own)
+            return made
         except Exception:  # noqa: BLE001  whatever a hostile answer makes of its reader
             raise self._peer_exited("an error of another form than the one agreed on") from None
 
@@ -186,9 +183,6 @@ class ProcessLink:
     def _peer_exited(self, why):
         self.gone = True
         return PeerExitedError(why)
-
-    def _send(self, message):
-        self._send_text(json.dumps(message))
 
     def _send_text(self, text):
         body = text.encode()

@@ -6,10 +6,6 @@ equal as decimals (``0.2`` and ``0.2000``). Unlike it, and like verl's `prime_co
 
 import re
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.(?P<places>[0-9]*))?|\.(?P<only>[0-9]+))(?P<power>[eE][-+]?[0-9]{1,4})?")
 """Digits of ASCII, without the ``1_000`` that `Decimal` takes."""
 _INFINITY = re.compile(r"([-+]?)(?:inf|infinity)", re.IGNORECASE)
@@ -70,7 +66,7 @@ def _equal_number(one, other):
     places = [_places(number) for number in (one, other)]
     if places[1] == 0:  # a whole number is expected: it has no rounding
         return False
-    context: Any = Context(prec=50)
+    context = Context(prec=50)
     size = abs(due)
     difference = abs(context.subtract(value, due))
     last_place = Decimal(1).scaleb(-min(places)) if min(places) >= MIN_PLACES else Decimal(0)

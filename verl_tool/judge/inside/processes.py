@@ -23,53 +23,21 @@ import sys
 import time
 import types
 import warnings
+from collections.abc import Callable
 
 from link import PeerExitedError, ProcessLink, next_of, update
 from values import CONTAINERS, encode
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 MODULE, PROGRAM, PREPARE = b"m", b"p", b"i"
 """Run as a module whose functions are called over a `ProcessLink`; run as a program with stdin and stdout; load, before
 any process is started, what all of them need."""
-PRELUDE = """\
-from string import *
-from re import *
-from datetime import *
-from collections import *
-from heapq import *
-from bisect import *
-from copy import *
-from math import *
-from random import *
-from statistics import *
-from itertools import *
-from functools import *
-from operator import *
-from io import *
-from sys import *
-from json import *
-from builtins import *
-from typing import *
-import string
-import re
-import datetime
-import collections
-import heapq
-import bisect
-import copy
-import math
-import random
-import statistics
-import itertools
-import functools
-import operator
-import io
-import sys
-import json
-"""
+_PRELUDE_MODULES = (
+    "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json"
+)
+PRELUDE = "".join(
+    [f"from {name} import *\n" for name in f"{_PRELUDE_MODULES} builtins typing".split()]
+    + [f"import {name}\n" for name in _PRELUDE_MODULES.split()]
+)
 """What LiveCodeBench and verl's `prime_code` put before a solution; solutions on LeetCode and the like rely on it."""
 RECURSION_LIMIT = 600_000
 """That of verl's `prime_code`; LiveCodeBench's is 50,000."""
@@ -152,10 +120,8 @@ class Spawner:
         with tempfile.TemporaryFile() as file:
             file.write(json.dumps({"source": source, "prelude": prelude, "modules": modules}).encode())
             file.seek(0)
-            self._control.settimeout(seconds)
             socket.send_fds(self._control, [PREPARE], [file.fileno()])
-            self._receive()
-            self._control.settimeout(None)
+            self.wait_until_ready(seconds)
 
     def start(self, mode, descriptors):
         """Start a process in `mode` that holds copies of `descriptors`; one that runs still is killed."""
@@ -191,9 +157,7 @@ class Spawner:
         if self._running is None:
             return
         with _without_alarm():
-            for kill in (os.killpg, os.kill):
-                with contextlib.suppress(ProcessLookupError):
-                    kill(self._running, _signal.SIGKILL)
+            _kill_group(self._running)
             self.wait()
 
     def _receive(self, size=_NUMBER.size):
@@ -295,20 +259,22 @@ def _start_programs(control, descriptors, each, seconds, ends):
 
 def _wait(pid, ends):
     """Wait for a program until its time is over; nothing of its process group is left running."""
-    how, finished = ENDED, os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-    while finished is None:
+    how = ENDED
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
         left = ends - time.monotonic()
         if left <= 0:
             how = LATE
             break
         _signal.sigtimedwait(_SIGCHLD, left)
-        finished = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-    for kill in (os.killpg, os.kill):
-        try:
-            kill(pid, _signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # it is gone, or is another user's
-            continue
+    _kill_group(pid)
     return how, os.waitpid(pid, 0)[1]
+
+
+def _kill_group(pid):
+    """Kill a process and its group, as far as they are there and this user's."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, _signal.SIGKILL)
 
 
 def end_other_processes():
@@ -385,7 +351,7 @@ class Prepared:
         self.source = source
         self.program = _compiled(source)
         self.stored = _names_in(self.program) if self.program else ()
-        self.names: dict[str, Any] = {}
+        self.names: dict[str, object] = {}
         if prelude:
             exec(PRELUDE, self.names)
             sys.setrecursionlimit(RECURSION_LIMIT)
@@ -501,10 +467,8 @@ def _end_program(names, assigned, code):
 
 def _flush(*streams):
     for stream in streams:
-        try:
+        with contextlib.suppress(Exception):  # it is closed, or the program's own
             stream.flush()
-        except Exception:  # noqa: BLE001  it is closed, or the program's own
-            continue
 
 
 def _names_in(program):
@@ -651,10 +615,7 @@ class _Printed(io.BytesIO):
 
 def _found(home, path):
     """A function or a class of Python's that a test has passed."""
-    found = importlib.import_module(home)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
+    return operator.attrgetter(path)(importlib.import_module(home))
 
 
 def _items(value, longest):
@@ -673,7 +634,7 @@ def _replace(operation, owner, key, state):
         update(held, state)
 
 
-OPERATIONS: "dict[str, Any]" = {
+OPERATIONS: "dict[str, Callable]" = {
     "call": lambda function, *args, **kwargs: function(*args, **kwargs),
     "getattr": getattr,
     "getitem": operator.getitem,

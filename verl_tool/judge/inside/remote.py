@@ -12,10 +12,6 @@ from collections.abc import Iterator
 from link import EXCEPTIONS, ProcessLink, next_of, update
 from values import CONTAINERS, ValueReader, ValueRecord, ValueRejected, encode
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 _PLAIN_KINDS = (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset, deque, Counter)
 _OF_DATES = "date isocalendar isoformat isoweekday strftime time timestamp timetuple toordinal total_seconds weekday"
 PLAIN_METHODS = frozenset(
@@ -287,41 +283,10 @@ class JudgeReader(ValueReader):
         raise self._link.reject("an empty array")
 
 
-class _Change:
-    """What the solution has made of a container of the test's."""
-
-    __slots__ = ("frames", "mine", "state")
-
-    def __init__(self, mine, state, frames):
-        """`frames`: those of the test that were asking, the innermost first."""
-        self.mine = mine
-        self.state = state
-        self.frames = frames
-
-    def is_under_way(self, here, callers):
-        """Whether the statement that asked is not over where one begins in the frame `here`."""
-        innermost = next((frame for frame in self.frames if frame is here or frame in callers), here)
-        return innermost is not here
-
-
-class _Borrowed:
-    """A test's copy of a container that an object of the solution's has as an attribute, or under a key."""
-
-    __slots__ = ("key", "operation", "owner", "sent", "value")
-
-    def __init__(self, value, sent, operation, owner, key):
-        """`sent`: its JSON as the solution has it."""
-        self.value = value
-        self.sent = sent
-        self.operation = operation
-        self.owner = owner
-        self.key = key
-
-
 MAX_BORROWED = 256
 """Copies that are compared with what they were; of more, the latest."""
 _NOBODY_ELSES = 2
-"""References to a copy that no one but a `_Borrowed` and the call that counts them has."""
+"""References to a copy that no one but `JudgeLink._borrowed` and the call that counts them has."""
 
 
 class JudgeLink(ProcessLink):
@@ -342,8 +307,12 @@ class JudgeLink(ProcessLink):
         self._globals = {}
         """As JSON, of which each test makes its own."""
         self._changes = {}
+        """What the solution has made of containers of the test's, by their ids, with the frames of the test that were
+        asking, the innermost first."""
         self._copies = {}
         self._borrowed = []
+        """The test's copies of containers that an object of the solution's has as an attribute or under a key. `sent`:
+        their JSON as the solution has it."""
         self._namespace = None
         self._names = {}
         """Of objects of the solution's by their numbers: the global name or the attribute under which the test has
@@ -380,7 +349,7 @@ class JudgeLink(ProcessLink):
         try:
             value = self._reader.read(json.loads(self._globals[name]))
         except Exception as error:  # noqa: BLE001  whatever a hostile answer makes of its reader
-            raise self._gone(f"no value of the form agreed on: {error}") from None
+            raise self._peer_exited(f"no value of the form agreed on: {error}") from None
         if isinstance(value, Handle):
             self._name(value, name)
             if _is_class_name(name) and not name.isupper():
@@ -459,7 +428,8 @@ class JudgeLink(ProcessLink):
                 raise self.reject(f".{key}()")
             self._name(value, key)
         if isinstance(value, CONTAINERS):
-            self._borrowed.append(_Borrowed(value, encode(value, self.refer), operation, owner, key))
+            sent = encode(value, self.refer)
+            self._borrowed.append(types.SimpleNamespace(value=value, sent=sent, source=(operation, owner, key)))
             del self._borrowed[:-MAX_BORROWED]
         return value
 
@@ -476,7 +446,7 @@ class JudgeLink(ProcessLink):
         for one in borrowed:
             now = encode(one.value, self.refer)
             if now != one.sent:
-                self.ask("replace", one.operation, one.owner, one.key, one.value)
+                self.ask("replace", *one.source, one.value)
                 one.sent = now
             if sys.getrefcount(one.value) > _NOBODY_ELSES:
                 self._borrowed.append(one)
@@ -511,7 +481,8 @@ class JudgeLink(ProcessLink):
     def changed(self, mine, state):
         """Held back till the statement is over: ``f(values) == sorted(values)`` must not pass when `f` clears them, nor
         ``list(f(values)) == sorted(values)``, which asks the solution twice."""
-        self._changes[id(mine)] = _Change(mine, state, list(self._frames_of_the_test(sys._getframe())))
+        frames = list(self._frames_of_the_test(sys._getframe()))
+        self._changes[id(mine)] = types.SimpleNamespace(mine=mine, state=state, frames=frames)
 
     def latest(self, value):
         """The solution sees what it has done to a container already, in one statement too."""
@@ -527,7 +498,7 @@ class JudgeLink(ProcessLink):
             return
         here, *callers = self._frames_of_the_test(sys._getframe())
         for key, change in list(self._changes.items()):
-            if not change.is_under_way(here, callers):
+            if next((frame for frame in change.frames if frame is here or frame in callers), here) is here:
                 del self._changes[key]
                 update(change.mine, change.state)
 
@@ -549,7 +520,7 @@ class JudgeLink(ProcessLink):
         if path is not None:
             return ["library", *path]
         if not self._is_of_the_test(value):
-            raise self._unsupported(value)
+            raise self.reject_test(f"a {type(value).__name__} of the test's cannot be passed to the solution")
         self._numbers += 1
         self._functions[self._numbers] = value
         return ["judge", self._numbers]
@@ -605,9 +576,6 @@ class JudgeLink(ProcessLink):
         # Not `mine`, whose change is held back.
         return self._reader.read(after)
 
-    def _unsupported(self, value):
-        return self.reject_test(f"a {type(value).__name__} of the test's cannot be passed to the solution")
-
     def _is_of_the_test(self, value):
         """Whether the solution may call it: a function whose text is the test's, or one bound to plain data of it."""
         kind = type(value)
@@ -643,7 +611,7 @@ def _path_of(value):
     if module is None or home.partition(".")[0] not in (*sys.stdlib_module_names, "numpy"):
         return None
     name = str(getattr(value, "__qualname__", None) or getattr(value, "__name__", ""))
-    found: Any = module
+    found: object = module
     for part in name.split("."):
         found = getattr(found, part, None)
     return [home, name] if found is value else None

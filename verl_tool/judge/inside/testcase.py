@@ -19,10 +19,6 @@ from output_equality import near_whole
 from remote import PLAIN_METHODS, Handle
 from values import ValueRejected
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 _USUAL_MODULES = (
     "base64 binascii bisect cmath collections contextlib copy dataclasses datetime decimal enum fractions functools "
     "hashlib heapq hmac inspect io ipaddress itertools json math numpy operator os pandas pathlib pytest random re "
@@ -254,30 +250,19 @@ class TestCase:
                 raise link.reject(f"a name {name!r:.80} in a module")
             return getattr(owner, name, *default)
 
-        guards: dict[str, Any] = {
-            "getattr": guarded_getattr,
-            "eval": guarded_eval,
-            "exec": guarded_exec,
-            "compile": guarded_compile,
-            "__import__": guarded_import,
-        }
-        return {**vars(builtins), **guards}
+        guards = {"eval": guarded_eval, "exec": guarded_exec, "compile": guarded_compile, "getattr": guarded_getattr}
+        return {**vars(builtins), **guards, "__import__": guarded_import}
 
 
 def evaluate(link, text, own):
     """The value of a text that does not stand in the test, but some of the texts `own` that do may stand in it."""
-    from evaluation import (  # the judge has imported it if a test may need it
-        SolutionEvaluation,
-        is_whole,
-        names_in,
-        parse,
-    )
+    from evaluation import SolutionEvaluation, is_whole, parse  # the judge has imported it if a test may need it
 
     node = parse(text)
     pieces = {piece.strip() for part in own for piece in _FIELD.split(part)} - {""}
     if any(piece in text for piece in pieces) and not is_whole(text, node, link.texts - own):
         raise link.reject("eval of a text that is no expression by itself,")
-    if node is None or not names_in(node) & link.names():
+    if node is None or not _names(node) & link.names():
         return link.evaluate_apart(text)
     return SolutionEvaluation(link.value, link.reject).of(node)
 
@@ -386,12 +371,7 @@ def _call(name, at, *args):
 
 
 def _place(at):
-    return {
-        "lineno": at.lineno,
-        "col_offset": at.col_offset,
-        "end_lineno": at.end_lineno,
-        "end_col_offset": at.end_col_offset,
-    }
+    return {name: getattr(at, name) for name in at._attributes}
 
 
 def _condition(test):
@@ -423,7 +403,8 @@ def _passed(nodes, has_others):
     others that are the solution's, only to one of the names that HumanEval gives to it."""
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     if has_others:
-        functions = [node for node in functions if node.name == "check" or "candidate" in _arguments(node)]
+        named = [(node, {each.arg for each in node.args.args}) for node in functions]
+        functions = [node for node, arguments in named if node.name == "check" or "candidate" in arguments]
     own = {node.name for node in functions}
     return {
         part.id
@@ -432,10 +413,6 @@ def _passed(nodes, has_others):
         for part in node.args
         if isinstance(part, ast.Name)
     }
-
-
-def _arguments(function):
-    return {each.arg for each in function.args.args}
 
 
 def _tested(nodes):
@@ -519,7 +496,7 @@ def _rename_tested(nodes, own, free):
 def _makers(nodes):
     """Functions and methods whose results are asked for what no plain data has: ``stack()`` in
     ``s = stack(); s.push(1)``."""
-    bound: list[tuple[Any, Any]] = [(node, node) for node in nodes if isinstance(node, ast.Call)]
+    bound: list[tuple[object, ast.AST]] = [(node, node) for node in nodes if isinstance(node, ast.Call)]
     bound += [(node.targets[0], node.value) for node in nodes if isinstance(node, ast.Assign)]
     bound += [(node.target, node.iter) for node in nodes if isinstance(node, (ast.For, ast.comprehension))]
     bound += [(node.optional_vars, node.context_expr) for node in nodes if isinstance(node, ast.withitem)]

@@ -9,10 +9,7 @@ looked up, and the types that are made are fixed here.
 import math
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # as all imports here, `typing` is one that every judging pays for
-    from typing import Any
+from collections.abc import Callable
 
 SMALL = 1 << 53
 """Whole numbers below it travel as JSON numbers, larger ones as hexadecimal text."""
@@ -28,9 +25,11 @@ LARGEST_EXPONENT = 10_000
 _SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _MAPPINGS = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
 _VIEWS = {type({}.keys()): "dict_keys", type({}.values()): "dict_values", type({}.items()): "dict_items"}
-_HEXADECIMAL: "dict[str, Any]" = {"bytes": bytes, "bytearray": bytearray}
+_HEXADECIMAL: "dict[str, type[bytes] | type[bytearray]]" = {"bytes": bytes, "bytearray": bytearray}
 _DATES = ("datetime", "date", "time")
-_NAME_OF = {kind: name for table in (_SEQUENCES, _MAPPINGS, _HEXADECIMAL) for name, kind in table.items()}
+_NAME_OF: "dict[type, str]" = {
+    kind: name for table in (_SEQUENCES, _MAPPINGS, _HEXADECIMAL) for name, kind in table.items()
+}
 _NUMPY_BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 """Sizes of an element by its kind of dtype; texts (U, S) may have any. An array of objects is no plain value."""
 _NUMPY_TEXTS = "US"
@@ -269,7 +268,7 @@ def _read_numpy(reader, name, dtype, shape, flat, is_array):
     return array if is_array is True else array[()]
 
 
-_READERS: "dict[str, Any]" = {
+_READERS: "dict[str, Callable]" = {
     **{name: lambda reader, name, items: _SEQUENCES[name](reader.many(items)) for name in _SEQUENCES},
     **{name: lambda reader, name, items: _MAPPINGS[name](reader.pairs(items)) for name in _MAPPINGS},
     **{name: lambda reader, name, text: _HEXADECIMAL[name].fromhex(_of(str, text)) for name in _HEXADECIMAL},
