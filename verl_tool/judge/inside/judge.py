@@ -62,7 +62,7 @@ class TestDeadline:
 
 
 class OutOfTime(BaseException):
-    """The time of a test is over. It is no Exception, so that no test catches it."""
+    """The time of a test is over. It is not an Exception, so that no test catches it."""
 
 
 def restrict_import_path():

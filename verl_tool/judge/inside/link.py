@@ -27,7 +27,7 @@ _HEADER = struct.Struct(">I")
 
 
 class PeerExitedError(BaseException):
-    """The other process has exited or sent an invalid message. It is no Exception, so that no test catches it."""
+    """The other process has exited or sent an invalid message. It is not an Exception, so that no test catches it."""
 
 
 _LOOP_ENDS = (StopIteration, StopAsyncIteration)
@@ -109,8 +109,7 @@ class ProcessLink:
         return message
 
     def _read_error(self, error):
-        """Make the exception of the first of its classes that is known here, from its arguments if these fit its
-        message."""
+        """Make the exception of the first of its classes that is known here, with its arguments if these fit."""
         try:
             names, text, args, attributes = error
             own = {name: value for name, value in _PLAIN.pairs(attributes).items() if not name.startswith("__")}
@@ -218,8 +217,7 @@ class ProcessLink:
 
 
 def _describe_error(error):
-    """Return names of an exception's classes, nearest first, its message, and its short plain arguments and
-    attributes."""
+    """Return names of an exception's classes, nearest first, its message, and its short plain arguments and fields."""
     names = [kind.__name__ for kind in type(error).__mro__]
     try:
         text = str(error)
@@ -231,7 +229,7 @@ def _describe_error(error):
 
 
 def _encode_short(values):
-    """Return the JSON of each value, or None if one is no plain data or all together are too long."""
+    """Return the JSON of each value, or None if one is not plain data or all together are too long."""
     try:
         encoded = [encode(value, _reject) for value in values]
         _PLAIN.many(encoded)

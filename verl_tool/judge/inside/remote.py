@@ -331,7 +331,7 @@ class JudgeLink(ProcessLink):
                 self._globals[name] = text
 
     def list_names(self):
-        """Return the global names of the solution that are no modules."""
+        """Return the global names of the solution that are not modules."""
         return self._globals.keys() | self._exceptions.keys()
 
     def read_name(self, name):

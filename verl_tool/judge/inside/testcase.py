@@ -142,8 +142,7 @@ class TestCase:
         """Whether it may parse text as numbers."""
         has_effects = any(_is_call_for_effect(node, self._used) for node in nodes)
         self.accepts_none = not self.arrays or "None" in self._mentioned or has_effects
-        """Whether None may be returned: it uses no arrays (where None is a NaN), mentions None, or discards a
-        result."""
+        """Whether None may be returned: it uses no arrays (where None is NaN), mentions None, or discards results."""
         self.has_assertions = any(map(_can_fail, nodes))
         """Whether it has assertions, of which at least one must be reached and hold."""
         for node in nodes:

@@ -16,7 +16,7 @@ JSON_INT_LIMIT = 1 << 53
 CONTAINERS = (list, dict, set, bytearray, deque)
 """Types of arguments that a function may change in place. Their state after a call is sent back."""
 MAX_RANGE_ITEMS = 1 << 16
-"""A longer range is no plain value: ``x in range(10**12)`` would hold for any answer."""
+"""A longer range is not a plain value: ``x in range(10**12)`` would hold for any answer."""
 MAX_INT_DIGITS = 1 << 18
 """Maximum number of hexadecimal digits."""
 MAX_EXPONENT = 10_000
@@ -31,14 +31,14 @@ _NAME_OF: "dict[type, str]" = {
     kind: name for table in (_SEQUENCES, _MAPPINGS, _HEXADECIMAL) for name, kind in table.items()
 }
 _NUMPY_BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
-"""Sizes of an element by its kind of dtype. Text (U, S) may have any size. An array of objects is no plain value."""
+"""Sizes of an element by its kind of dtype. Text (U, S) may have any size. An array of objects is not a plain value."""
 _NUMPY_TEXTS = "US"
 _MAX_ARRAY_BYTES = 16 << 20
 """Maximum size of an array."""
 
 
 class ValueRejected(BaseException):
-    """The test needs more than plain data. It is no Exception, so that no test catches it."""
+    """The test needs more than plain data. It is not an Exception, so that no test catches it."""
 
 
 class ValueRecord(tuple):
