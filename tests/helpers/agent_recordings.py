@@ -1,4 +1,4 @@
-"""What real agents sent to a model server that answered by a script (tests/gateway/data/recordings.tar.xz)."""
+"""Requests that real agents sent to a scripted model server (tests/gateway/data/recordings.tar.xz)."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _DIALECTS = {"completions": "chat", "responses": "responses", "messages": "messa
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """One request, and what it was answered with."""
+    """One request and its answer."""
 
     dialect: str
     kind: str
     """``main``, ``sub``, ``aux`` or ``compact``."""
     op: str
-    """What the script did: ``cut:…`` broke the stream half-way."""
+    """Action of the script: ``cut:…`` broke the stream half-way."""
     status: int | None
-    """None: never answered."""
+    """None if it was never answered."""
     headers: dict[str, str]
     body: dict[str, Any]
     response: dict[str, Any]
-    """The whole answer as it would be unstreamed."""
+    """The whole answer in unstreamed form."""
 
 
 @functools.cache
 def recordings() -> dict[str, tuple[RecordedRequest, ...]]:
-    """Requests to the model by ``agent/scenario``, in their order."""
+    """Return the requests to the model by ``agent/scenario``, in their order."""
     found = {}
     with tarfile.open(_ARCHIVE) as archive:
         for member in archive:

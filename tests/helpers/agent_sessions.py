@@ -1,4 +1,4 @@
-"""Sessions of the gateway over a model that writes what a test says."""
+"""Sessions of the gateway over a model that writes scripted turns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verl_tool.gateway.session_tree import ModelTurn
 
 
 class WritingGenerator:
-    """Writes the texts of `turns` one after the other, and keeps what it was fed."""
+    """Writes the texts of `turns` one after the other, and records its inputs."""
 
     def __init__(self, tokenizer: Tokenizer, turns: Sequence[str] = ()) -> None:
         self.tokenizer, self.turns = tokenizer, list(turns)
@@ -28,19 +28,19 @@ class WritingGenerator:
 
 
 def make_session(tokenizer: Tokenizer, turns: Sequence[str], fmt: str = "hermes", **options: Any) -> AgentSession:
-    """A session whose model writes `turns`."""
+    """Make a session whose model writes `turns`."""
     generator = WritingGenerator(tokenizer, turns)
     model = SessionModel.create(generator, tokenizer, [format_by_name(fmt)], 1 << 20)
     return AgentSession("s", model, SessionOptions(**options))
 
 
 def say(role: str, text: str, **fields: Any) -> AgentMessage:
-    """A message of text."""
+    """Make a message of text."""
     return AgentMessage(Role(role), (TextPart(text),) if text else (), **fields)
 
 
 async def ask(session: AgentSession, *messages: AgentMessage, deliver: bool = True, **fields: Any) -> ModelTurn:
-    """The model's answer to a conversation, received by the agent."""
+    """Return the model's answer to a conversation, as the agent receives it."""
     request = AgentRequest("test", messages, **fields)
     pending = await session.open_answer(request)
     turn = await pending.task

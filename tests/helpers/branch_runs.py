@@ -1,4 +1,4 @@
-"""Runs whose trajectories were made by the real loop on a real tool server, and models that say what they are told."""
+"""Runs with trajectories of the real loop on a real tool server, and scripted models."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Shop(Tool):
         context.state["sold"].append(call.input.strip())
         return ToolResult(f"[{' '.join(context.state['sold'])} at PRICE]")
 """
-"""A tool with a state that cannot be forked."""
+"""A tool whose state cannot be forked."""
 FORKS = """
     async def fork_state(self, state):
         type(self).forks += 1
@@ -54,12 +54,12 @@ FORKS = """
 
 
 def answer(text: str) -> str:
-    """An observation as the server gives it."""
+    """Make an observation as the server does."""
     return f"\n<result>\n{text}\n</result>\n"
 
 
 class Told:
-    """A model that says the same turns in each trajectory, and then ends; `fed`: what it was given, by trajectory."""
+    """Writes the same turns in each trajectory, and then ends. `fed` has its inputs by trajectory."""
 
     def __init__(self, *turns: str) -> None:
         self.turns = turns
@@ -73,14 +73,14 @@ class Told:
 
 
 def shop_tool(folder: Path, price: str = "3", *, forks: bool = False) -> Path:
-    """The file of the tool."""
+    """Return the file of the tool."""
     path = folder / f"shop_{price}_{forks}.py"
     path.write_text(SHOP.replace("PRICE", price) + (FORKS if forks else ""))
     return path
 
 
 async def recorded(url: str, turns: Sequence[str], options: Mapping[str, Any] = OPTIONS) -> Trajectory:
-    """What the loop records of a model that says `turns`, with the tools at `url`."""
+    """Return the records of the loop for a model that writes `turns`, with the tools at `url`."""
     prompt = trajectory(0, QUESTION, [], None).prompt_ids
     async with ToolClient(url) as client:
         episode = Episode(Told(*turns), client, HFTokenizer(TOKENIZER), EpisodeOptions.load(options))
@@ -89,7 +89,7 @@ async def recorded(url: str, turns: Sequence[str], options: Mapping[str, Any] = 
 
 
 def branch_run(folder: Path, lines: Sequence[Trajectory], *overrides: str, name: str = "step_1") -> Path:
-    """A run with these records and a tiny model that knows nothing."""
+    """Write a run with these records and a tiny random model."""
     run = stored_run(folder, [(QUESTION, ANSWER)], [], *OVERRIDES, *overrides)
     write_jsonl(run / "trajectories" / f"{name}.jsonl", lines)
     path = run / "config/config.yaml"  # with all values, as a training leaves it: other processes lack its resolvers
@@ -100,11 +100,11 @@ def branch_run(folder: Path, lines: Sequence[Trajectory], *overrides: str, name:
 
 
 def authors(made: Trajectory) -> str:
-    """One letter a segment behind the prompt: m(odel), t(ool), an edited one as a capital."""
+    """Return one letter per segment after the prompt: m(odel), t(ool), in upper case if it is edited."""
     letters = {Author.MODEL: "m", Author.TOOL: "t", Author.TEMPLATE: "c", Author.PROMPT: "p"}
     return "".join(letters[s.author].upper() if s.edited else letters[s.author] for s in made.response)
 
 
 def runs_of(mask: Sequence[int]) -> list[tuple[int, int]]:
-    """A mask as (value, length)."""
+    """Return a mask as pairs of value and length."""
     return [(value, len(list(group))) for value, group in itertools.groupby(mask)]

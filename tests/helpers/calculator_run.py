@@ -1,4 +1,4 @@
-"""Trainings of a tiny calculator model from the command line: verl, vLLM, the tool server, all real."""
+"""Trainings of a tiny calculator model from the command line, with real verl, vLLM and tool server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRAINS_ON_CPU = (
     pytest.mark.slow,
     pytest.mark.skipif(torch.accelerator.current_accelerator() is not None, reason="for machines without accelerator"),
 )
-"""Marks of all tests that train."""
+"""Pytest marks of all tests that train."""
 RECIPE = Path(__file__).parents[2] / "examples" / "train" / "calculator"
 ROLLOUT, ACTOR, AGENT = (f"actor_rollout_ref.{part}" for part in ("rollout", "actor", "agent"))
 SUMMARIES = (
@@ -36,19 +36,19 @@ SUMMARIES = (
 )
 """A model that summarises its context: rollouts of several rows."""
 MARK = "VERL_TOOL_TEST_RUN"
-"""A variable that every process of a run inherits, by which those that are left over are found."""
+"""A variable that every process of a run inherits. It identifies processes that are left over."""
 
 
 @dataclass(frozen=True)
 class Calculator:
-    """What trainings start from: problems, and a model that is right often enough to learn from."""
+    """Inputs of trainings: problems, and a model that is right often enough to learn from."""
 
     data: Path
     model: Path
 
 
 def prepare(folder: Path) -> Calculator:
-    """Make both. The model is right about a third of the time: if all were wrong, a step would teach nothing."""
+    """Make both. The model is right about a third of the time, because a step without right answers teaches nothing."""
     source, model, data = folder / "source", folder / "model", folder / "data"
     script = RECIPE.parents[1] / "data_preprocess" / "calculator.py"
     _finish(script, "--local_dir", source, "--train_size", "64", "--test_size", "16", seconds=200)
@@ -59,14 +59,14 @@ def prepare(folder: Path) -> Calculator:
 
 @dataclass(frozen=True)
 class Run:
-    """A training and the folder that it fills."""
+    """A training and its folder."""
 
     folder: Path
     overrides: tuple[str, ...]
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def finish(self, seconds: float = 900.0) -> str:
-        """Train to the end; all that was printed."""
+        """Train to the end and return the output."""
         with self.started() as process:
             code = process.wait(seconds)
         assert code == 0, self.printed()[-8000:]
@@ -74,9 +74,9 @@ class Run:
 
     @contextmanager
     def started(self) -> Iterator[subprocess.Popen[bytes]]:
-        """A training under way, in a process group of its own as in a terminal. Killed at the end of the block.
+        """Run a training in a process group of its own, as in a terminal. It is killed at the end of the block.
 
-        No process of it may listen where others reach it, at any moment.
+        No process of it may listen on an address that others can reach, at any moment.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
@@ -99,12 +99,12 @@ class Run:
             assert listeners.open_to_others == []
 
     def interrupt(self, process: subprocess.Popen[bytes], seconds: float = 200.0) -> int:
-        """Press Ctrl-C: every process of the terminal's group gets the signal. The exit code."""
+        """Send Ctrl-C's signal to every process of the group. Returns the exit code."""
         os.killpg(process.pid, signal.SIGINT)
         return process.wait(seconds)
 
     def wait_until(self, condition: Callable[[], bool], process: subprocess.Popen[bytes], seconds: float = 900) -> None:
-        """Wait for something that the training does."""
+        """Wait for a condition on the training."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert process.poll() is None, self.printed()[-8000:]
@@ -112,16 +112,16 @@ class Run:
             time.sleep(0.2)
 
     def steps(self, name: str = "metrics.jsonl") -> dict[int, dict[str, Any]]:
-        """Metrics of each step that trained the model."""
+        """Return the metrics of each step that trained the model."""
         lines = [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
         return {line["step"]: line["data"] for line in lines if "actor/grad_norm" in line["data"]}
 
     def printed(self) -> str:
-        """All that the last start of the training printed."""
+        """Return the output of the last start of the training."""
         return self._log.read_text(errors="replace")
 
     def processes(self) -> dict[int, str]:
-        """Those of this run that are there now: command lines by process id."""
+        """Return the running processes of this run: command lines by process id."""
         found = {}
         for path in Path("/proc").glob("[0-9]*"):
             if f"{MARK}={self.mark}".encode() in _read(path / "environ"):
@@ -134,7 +134,7 @@ class Run:
 
 
 def small_run(folder: Path, calculator: Calculator, *overrides: str) -> Run:
-    """A training of two steps, 64 trajectories each, one checkpoint at the end. `overrides` come last."""
+    """Make a training of two steps of 64 trajectories with one checkpoint at the end. `overrides` come last."""
     return Run(
         folder,
         (
@@ -161,7 +161,8 @@ def _finish(*command: str | Path, seconds: float) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Bytecode is cached, or imports in a dozen processes take minutes. Nothing of another run's is handed on."""
+    """Return the environment: with a cache of bytecode, since imports in a dozen processes take minutes, and without
+    another run's variables."""
     dropped = ("PYTHONDONTWRITEBYTECODE", "RAY_ADDRESS", "VERL_FILE_LOGGER_PATH", "TENSORBOARD_DIR", "TQDM_DISABLE")
     kept = {k: v for k, v in os.environ.items() if k not in dropped}
     return kept | {"OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""Command lines of containers for tests: the stand-in, and what the machine has."""
+"""Container commands for tests: the stand-in, and the machine's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STAND_IN = Path(__file__).with_name("stand_in_docker.py")
 
 
 def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A program ``docker`` that is the stand-in, first on PATH; its containers are below `folder`."""
+    """Put the stand-in as program ``docker`` first on PATH. Its containers are below `folder`."""
     if shutil.which("bwrap") is None:
         pytest.skip("the stand-in for docker runs commands by bwrap, which is not installed")
     program = folder / "bin" / "docker"
@@ -30,7 +30,7 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def real(command: str) -> str:
-    """The machine's own ``docker`` or ``podman``; the test is skipped if there is none, or it lacks the image."""
+    """Return the machine's ``docker`` or ``podman``. The test is skipped if there is none or the image is missing."""
     if shutil.which(command) is None:
         pytest.skip(f"{command} is not installed")
     for question, missing in (

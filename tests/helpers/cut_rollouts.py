@@ -19,7 +19,7 @@ STATE, VOCABULARY = 5, 7
 
 @dataclass(frozen=True)
 class Whole:
-    """One rollout. All tensors are of its tokens: [length, …]"""
+    """One rollout. All tensors are by token: [length, …]"""
 
     prompt: str
     sample: int
@@ -35,7 +35,7 @@ class Whole:
 
 @dataclass
 class Rows:
-    """A batch of rows in the trainer's form, and where each stands in its rollout."""
+    """A batch of rows in the trainer's form, with the position of each in its rollout."""
 
     data: DataProto
     keys: list[str]
@@ -43,7 +43,7 @@ class Rows:
     starts: list[int]
 
     def by_token(self, name: str) -> dict[tuple[str, int], float]:
-        """The value of each generated token, by its rollout and its place in it."""
+        """Return the value of each generated token by rollout and position."""
         found = {}
         for row, (key, start) in enumerate(zip(self.keys, self.starts, strict=True)):
             for place in range(self.lengths[row]):
@@ -53,7 +53,7 @@ class Rows:
 
 
 def make_rollouts(seed: int, prompts: int = 6, samples: int = 4) -> list[Whole]:
-    """Rollouts of 6 to 24 tokens, some of which are observations."""
+    """Make rollouts of 6 to 24 tokens, some of which are observations."""
     random = torch.Generator().manual_seed(seed)
     made = []
     for prompt in range(prompts):
@@ -81,7 +81,7 @@ def make_rollouts(seed: int, prompts: int = 6, samples: int = 4) -> list[Whole]:
 
 
 def cut(rollouts: Sequence[Whole], max_rows: int, seed: int) -> Rows:
-    """Cut each rollout at random into 1 to `max_rows` rows, and shuffle them; the reward is on the last token."""
+    """Cut each rollout at random into 1 to `max_rows` rows and shuffle them. The reward is on the last token."""
     random = np.random.default_rng(seed)
     pieces = []
     for whole in rollouts:

@@ -1,4 +1,4 @@
-"""Small SQLite databases under a folder."""
+"""Small SQLite databases in a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ insert into concert values (1, 2014), (1, 2014), (2, 2015);
 
 
 def make_singers(root: Path, db_id: str = "singers", folder: bool = True) -> Path:
-    """``ROOT/ID/ID.sqlite``, or without `folder` ``ROOT/ID.sqlite``."""
+    """Make ``ROOT/ID/ID.sqlite``, or ``ROOT/ID.sqlite`` without `folder`."""
     path = root / db_id / f"{db_id}.sqlite" if folder else root / f"{db_id}.sqlite"
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path)) as connection:

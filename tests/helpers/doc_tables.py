@@ -1,4 +1,4 @@
-"""The tables of the pages in assets/docs."""
+"""Tables of the pages in assets/docs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DOCS = Path(__file__).parents[2] / "assets/docs"
 
 
 def table(page: str, first_heading: str) -> list[list[str]]:
-    """The rows, as their cells, of the table whose first column has this heading."""
+    """Return the rows, as their cells, of the table whose first column has this heading."""
     lines = (DOCS / page).read_text("utf-8").splitlines()
     begin = next(i for i, line in enumerate(lines) if line.startswith(f"| {first_heading} |"))
     rows = []
@@ -22,5 +22,5 @@ def table(page: str, first_heading: str) -> list[list[str]]:
 
 
 def names(cell: str) -> list[str]:
-    """What stands in backticks."""
+    """Return the texts in backticks."""
     return re.findall(r"`([^`]+)`", cell)

@@ -1,4 +1,4 @@
-"""The outputs in assets/docs/doctor.md, which are the command's own. Run as a script, this writes them anew."""
+"""The outputs of commands in assets/docs/doctor.md. Run as a script, this writes them again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FAMILIES = {"Qwen3-0.6B": "qwen3", "Llama-3.1-8B-Instruct": "llama3", "Mistral-
 
 
 def page_with_outputs(folder: Path) -> str:
-    """The page with what the commands in it say now. Models and the tool are made in `folder`."""
+    """Return the page with the current outputs of its commands. Models and the tool are made in `folder`."""
     for name, family in _FAMILIES.items():
         save_model(folder / name, family)
     (folder / "weather.py").write_text(WEATHER)
@@ -38,7 +38,7 @@ def page_with_outputs(folder: Path) -> str:
 
 
 def said(arguments: list[str]) -> str:
-    """What the command writes, without blanks at the ends of lines."""
+    """Return the command's output without blanks at the ends of lines."""
     output = CliRunner(env={"COLUMNS": WIDTH}).invoke(app, arguments).output
     return "".join(f"{line.rstrip()}\n" for line in output.rstrip().splitlines())
 

@@ -1,4 +1,4 @@
-"""Setups for the doctor's checks, over tokenizers made here and the chat templates of real models."""
+"""Setups for the doctor's checks, with tokenizers made here and the chat templates of real models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verl_tool.servers.tools import load_tools
 
 TOOLS = tuple(tool.describe() for tool in load_tools("calculator,python_code,finish"))
 PLAIN, HERMES_LIKE = HFTokenizer(chat_tokenizer(PLAIN_TEMPLATE)), HFTokenizer(chat_tokenizer(HERMES_TEMPLATE))
-"""A token a byte; the first template knows no tools, the second tells of them as Qwen's."""
+"""One token per byte. The first template has no tools, and the second describes them as Qwen's."""
 NATIVE = {
     "Qwen-Qwen2.5-7B-Instruct": ("hermes", ("<|im_end|>",)),
     "Qwen-Qwen3-4B-Instruct-2507": ("hermes", ("<|im_end|>",)),
@@ -40,16 +40,16 @@ THINKS = (
     "m.content %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Drops thoughts of all turns but the last."""
+"""Drops the thoughts of all turns except the last."""
 
 
 def chat(template: str) -> Tokenizer:
-    """A tokenizer of bytes with this template."""
+    """Make a tokenizer of bytes with this template."""
     return HFTokenizer(chat_tokenizer(template))
 
 
 def family(name: str, *ends: str) -> TemplateTokenizer:
-    """With the template of a real model."""
+    """Make a tokenizer with the template of a real model."""
     return TemplateTokenizer(name, ends)
 
 
@@ -61,14 +61,14 @@ def setup_of(
     of_setup: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Setup:
-    """In chat mode unless `options` say otherwise. `of_setup`: other fields of `Setup`."""
+    """Make a setup, in chat mode unless `options` differ. `of_setup` has other fields of `Setup`."""
     of_loop = EpisodeOptions.load({"enable_mtrl": True} | options)
     named = tuple(Row(f"row {i}", row) for i, row in enumerate(rows))
     return Setup(tokenizer, of_loop, tuple(tools), named, **(of_setup or {}))
 
 
 def row(text: str = "What is 1+1?", gold: Any = "two", **others: Any) -> dict[str, Any]:
-    """A row with all that a recipe needs."""
+    """Make a row with all that a recipe needs."""
     plain = {
         "prompt": [{"role": "user", "content": text}],
         "data_source": "made",
@@ -78,12 +78,12 @@ def row(text: str = "What is 1+1?", gold: Any = "two", **others: Any) -> dict[st
 
 
 def told(check: Callable[[Setup], Iterator[Finding]], setup: Setup) -> list[tuple[Severity, str]]:
-    """What a check finds: severity and words, notes left out."""
+    """Return the findings of a check, without notes: severity and text."""
     return [(each.severity, str(each)) for each in check(setup) if each.severity is not Severity.NOTE]
 
 
 def only(findings: list[tuple[Severity, str]], severity: Severity, *words: str) -> None:
-    """There is one finding, of that severity, and it holds the words."""
+    """Check that there is one finding, of that severity and with these words."""
     [(found, text)] = findings
     assert found is severity, text
     for each in words:

@@ -1,4 +1,4 @@
-"""A tool, a reward manager and an agent loop that fail now and then, for trainings with faults injected."""
+"""A tool, a reward manager and an agent loop that fail at times, for trainings with injected faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHARE = 0.05
 
 
 class FaultyCalculatorTool(tool_class("calculator")):  # type: ignore[misc]
-    """A calculator of which one call in twenty is lost."""
+    """A calculator that loses one call in twenty."""
 
     async def run(self, call: Call, context: Context) -> ToolResult:
         if random.random() < SHARE:
@@ -28,7 +28,7 @@ class FaultyCalculatorTool(tool_class("calculator")):  # type: ignore[misc]
 
 
 class FaultyRewardManager(CalculatorRewardManager):
-    """One answer in twenty gets no reward."""
+    """Gives no reward for one answer in twenty."""
 
     async def grade(self, sample: Sample) -> Grade:
         if random.random() < SHARE:
@@ -37,14 +37,14 @@ class FaultyRewardManager(CalculatorRewardManager):
 
 
 class BrokenRewardManager(CalculatorRewardManager):
-    """It never gives one."""
+    """Never gives a reward."""
 
     async def grade(self, sample: Sample) -> Grade:
         raise KeyError("no such column")
 
 
 class AbortingAgentLoop(VerlToolAgentLoop):
-    """One turn in twenty is given up by the engine."""
+    """An agent loop whose engine aborts one turn in twenty."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,7 +54,7 @@ class AbortingAgentLoop(VerlToolAgentLoop):
 
 
 class _Aborting:
-    """Mark of a generator that aborts."""
+    """Marks a generator that aborts."""
 
 
 def _aborting(generator: type[Any]) -> type[Any]:

@@ -1,7 +1,7 @@
-"""A recipe's ``gpu.yaml``, trained from on a machine without an accelerator.
+"""Train from a recipe's ``gpu.yaml`` on a machine without an accelerator.
 
-Replaced are the model, the data, the sizes and the device, all by those of the recipe's small form. Everything else is
-what a GPU machine runs: FSDP1, offload, LoRA, gradient checkpointing, packed sequences, dynamic batches, bf16.
+The model, the data, the sizes and the device are replaced by those of the recipe's small form. Everything else runs as
+on a GPU machine: FSDP1, offload, LoRA, gradient checkpointing, packed sequences, dynamic batches, bf16.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _SMALL = {
 
 
 def gpu_configs() -> Iterator[tuple[str, str]]:
-    """Recipe and name of each config for GPUs, as ``("acecoder", "gpu_mini")``."""
+    """Return recipe and name of each config for GPUs, such as ``("acecoder", "gpu_mini")``."""
     for path in sorted(RECIPES.glob("*/gpu*.yaml")):
         yield path.parent.name, path.stem
 
 
 def make_text_model(folder: Path) -> None:
-    """Save a model of half a million random weights, whose chat template tells of tools as Qwen's does."""
+    """Save a model of half a million random weights whose chat template describes tools as Qwen's does."""
     texts = [path.read_text() for path in sorted(RECIPES.glob("*/*.py"))]
     tokenizer = make_tokenizer(texts, 800, (RECIPES / "function_calling" / "chat_template.jinja").read_text())
     for part in (tokenizer, make_model(tokenizer, hidden=64, layers=2, seed=0, deviation=0.02)):
@@ -73,7 +73,7 @@ def make_text_model(folder: Path) -> None:
 
 
 def gpu_run(folder: Path, recipe: str, name: str, model: Path, *overrides: str) -> Run:
-    """A training of two steps by ``RECIPES/recipe/name.yaml``, in `folder`/run. `overrides` come last."""
+    """Make a training of two steps by ``RECIPES/recipe/name.yaml`` in `folder`/run. `overrides` come last."""
     source = RECIPES / recipe
     small = _unresolved(source, name.replace("gpu", "cpu", 1))
     chosen = {key: value for key, value in small.items() if _is_of(key, _OF_SMALL_FORM)} | _SMALL
@@ -93,7 +93,7 @@ def gpu_run(folder: Path, recipe: str, name: str, model: Path, *overrides: str) 
 
 
 def _unresolved(source: Path, name: str) -> dict[str, object]:
-    """The settings of a recipe's config by their dotted names, interpolations as they are written."""
+    """Return the settings of a recipe's config by dotted name, with interpolations unresolved."""
     with initialize_config_dir(str(source), version_base=None):
         return leaves(OmegaConf.to_container(compose(name), resolve=False))
 

@@ -1,4 +1,4 @@
-"""Rows as verl's agent loop sends them to a reward worker, and reward managers as it loads them."""
+"""Rows as verl's agent loop sends them to a reward worker, and reward managers as the worker loads them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verl_tool.agent_workers.reward_manager.base import GradingRewardManager
 
 
 class CodePoints:
-    """A tokenizer whose ids are code points; 0 is its special token."""
+    """A tokenizer whose ids are code points. 0 is its special token."""
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
         return "".join(chr(i) for i in token_ids if i or not skip_special_tokens)
@@ -27,18 +27,18 @@ def config(name: str, **reward_kwargs: Any) -> Any:
 
 
 def manager(name: str, **reward_kwargs: Any) -> GradingRewardManager[Any]:
-    """Loaded as verl's reward worker loads it."""
+    """Load a reward manager as verl's reward worker does."""
     return load_reward_manager(config(name, **reward_kwargs), CodePoints())
 
 
 def trajectory(*pairs: tuple[str, str], **fields: Any) -> Trajectory:
-    """Segments of (author, text)."""
+    """Make a trajectory of segments (author, text)."""
     segments = (Segment(Author(author), tuple(map(ord, text))) for author, text in pairs)
     return Trajectory("t", (Segment(Author.PROMPT, (1,)), *segments), fields.pop("stop", StopReason.ANSWERED), **fields)
 
 
 def data(of: Trajectory | None, ground_truth: Any, mask: list[int] | None = None, **row: Any) -> DataProto:
-    """One row, with the tensors and columns that verl's agent loop sends to a reward worker."""
+    """Make one row with the tensors and columns that verl's agent loop sends to a reward worker."""
     ids = of.response_ids if of is not None else row.pop("ids")
     tensors = {
         "prompts": torch.tensor([[1]]),

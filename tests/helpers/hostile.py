@@ -1,4 +1,4 @@
-"""Requests that somebody sends to see what breaks, and what must hold for the answers."""
+"""Hostile requests, and checks that every answer must pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 ANSWER_SECONDS = 30.0
 MOST_SECONDS = 0.05
-"""For one callback of the event loop."""
+"""Time limit of one callback of the event loop."""
 ODD_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 3.5, 10**9, 2**31, 2**63, -(2**63) - 1, 10**400, 1e308, math.nan, math.inf, -math.inf),
     *("", " ", "x" * 5000, "\ud800", "\x00", "a\nb", "\u202e", "\u00e9" * 300, "../x", "a/" * 200 + "b", "=" * 8),
@@ -24,14 +24,14 @@ ODD_VALUES: tuple[Any, ...] = (
     {f"k{i}": i for i in range(2000)},
     {"x" * 3000: "y"},
 )
-"""What a field is given in place of what belongs there."""
+"""Values that replace the value of a field."""
 RAW_BODIES: tuple[bytes, ...] = (
     *(b"", b" ", b"null", b"1", b'"x"', b"[]", b"{}", b"{", b"\xff\xfe", b"\xef\xbb\xbf{}", b"{}{}", b'{"a":', b"NaN"),
     *(b"9" * 5000, b'{"a":' + b"9" * 5000 + b"}", b"[" * 100_000, b'{"a":' * 5000, b'{"a":"\x00"}', b'{"a":"\\ud800'),
     b"[" + b"[]," * 400_000 + b"[]]",
     b'{"trajectory_ids":[' + b'"",' * 300_000 + b'""],"actions":[]}',
 )
-"""Whole bodies, most of which are not JSON."""
+"""Complete bodies, which mostly are not JSON."""
 ODD_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     *((b"content-length", value) for value in (b"-1", b"1e3", b"9" * 30, b"9" * 5000, b"")),
     *(
@@ -46,7 +46,7 @@ ODD_HEADERS: tuple[tuple[bytes, bytes], ...] = (
 
 
 def odd_bodies(good: Sequence[dict[str, Any]]) -> st.SearchStrategy[bytes]:
-    """Bodies near to good ones: fields replaced, wrapped or new; cut short; and those of `RAW_BODIES`."""
+    """Generate variants of good bodies (replaced, wrapped or new fields, cut short) and those of `RAW_BODIES`."""
     value = st.sampled_from(ODD_VALUES) | st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -60,7 +60,7 @@ def odd_bodies(good: Sequence[dict[str, Any]]) -> st.SearchStrategy[bytes]:
 
 
 def odd_headers() -> st.SearchStrategy[list[tuple[bytes, bytes]]]:
-    """None of them most of the time."""
+    """Generate headers, mostly none."""
     return st.just([]) | st.lists(st.sampled_from(ODD_HEADERS), max_size=3)
 
 
@@ -72,7 +72,7 @@ async def ask(
     headers: Iterable[tuple[bytes, bytes]] = (),
     parts: int = 1,
 ) -> tuple[int, dict[bytes, bytes], bytes]:
-    """Status, headers and body of one answer, in this process. The body comes in so many parts."""
+    """Return status, headers and body of one answer of an app in this process. The body is sent in so many parts."""
     size = max(1, -(-len(body) // parts))
     chunks = [body[start : start + size] for start in range(0, len(body), size)] or [b""]
     incoming = [{"type": "http.request", "body": c, "more_body": i < len(chunks) - 1} for i, c in enumerate(chunks)]
@@ -92,7 +92,7 @@ async def ask(
 
 @contextmanager
 def longest_callback() -> Iterator[list[float]]:
-    """CPU seconds of the event loop's thread in its longest callback meanwhile, as the list's one entry."""
+    """Measure the longest callback of the event loop: CPU seconds of its thread, as the list's one entry."""
     run, longest = asyncio.Handle._run, [0.0]
 
     def timed(handle: asyncio.Handle) -> None:
@@ -110,7 +110,7 @@ def longest_callback() -> Iterator[list[float]]:
 
 
 def check_answer(status: int, headers: dict[bytes, bytes], body: bytes) -> None:
-    """What holds for every answer: no failure of ours, and an error that can be read."""
+    """Check an answer: no server failure, and a readable error."""
     assert status < 500 or (status == 503 and int(headers[b"retry-after"]) > 0), (status, body[:500])
     if status >= 400:
         error = json.loads(body)["error"]

@@ -1,6 +1,7 @@
-"""Import all modules of ours, and those of verl and vLLM that run on GPUs, as a process of a training does.
+"""Import all modules of this project, and those of verl and vLLM that run on GPUs, as a training process does.
 
-Run it with the Python of the environment in question; it prints a JSON object: ``versions``, ``failures`` by module.
+Run it with the Python of the environment in question. It prints a JSON object: ``versions``, and ``failures`` by
+module.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ TRAINER = (
 
 
 def modules_of(package: str) -> Iterator[str]:
-    """The names of all modules below `package` that can be imported without running a program."""
+    """Return the names of all modules below `package` that can be imported without running a program."""
     for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
         if not found.name.endswith("__main__"):
             yield found.name
 
 
 def main() -> None:
-    """Import them, and print what failed."""
+    """Import them and print the failures."""
     sys.argv = sys.argv[:1]
     failures = {}
     from vllm.plugins import load_general_plugins

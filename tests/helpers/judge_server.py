@@ -11,17 +11,17 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 Rule = Callable[[str, list[str], str], str | int]
-"""Question, references and candidate to the reply, or to an HTTP status."""
+"""Maps question, references and candidate to the reply, or to an HTTP status."""
 
 
 def honest(question: str, references: list[str], candidate: str) -> str:
-    """Letter by letter, but for case and a leading "the"."""
+    """Compare by letter, except for case and a leading "the"."""
     plain = {text.lower().removeprefix("the ").strip() for text in references}
     return "correct" if candidate.lower().removeprefix("the ").strip() in plain else "incorrect"
 
 
 class JudgeServer:
-    """`asked` holds the bodies of all requests, `keys` their headers' API keys."""
+    """`asked` has the bodies of all requests, and `keys` the API keys of their headers."""
 
     def __init__(self, rule: Rule = honest) -> None:
         self.rule = rule
@@ -32,7 +32,7 @@ class JudgeServer:
         self._server = TestServer(app)
 
     async def start(self) -> str:
-        """The endpoint's base URL."""
+        """Start the endpoint and return its base URL."""
         await self._server.start_server()
         return str(self._server.make_url("/v1"))
 
@@ -50,7 +50,7 @@ class JudgeServer:
 
 
 def parts(body: dict[str, Any]) -> tuple[str, list[str], str]:
-    """What a model that keeps to its instructions sees. Raises AssertionError if the prompt can be read otherwise."""
+    """Return what an obedient model sees. Raises AssertionError if the prompt can be read in another way."""
     system, user = (message["content"] for message in body["messages"])
     opening, closing = re.findall(r"</?candidate-[0-9a-f]{16}>", system)
     assert (user.count(opening), user.count(closing)) == (1, 1)

@@ -1,4 +1,4 @@
-"""Which addresses a process and all that it starts listen on, looked at again and again for as long as they live."""
+"""Monitor the addresses on which a process and its descendants listen, as long as they live."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ import psutil
 PAUSE_SECONDS = 0.1
 STOP_SECONDS = 20.0
 LISTENING = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}
-"""The kernel's tables of sockets, and the states of those that take what comes: of UDP, those that have no peer."""
+"""The kernel's tables of sockets, and the states of those that accept connections: for UDP, those without a peer."""
 
 
 class Listeners:
-    """Watches from the start of the block to its end. Reads the kernel's tables, which costs less than asking Ray's
-    thirty processes: only the owner of a socket on another address than loopback is looked for, once.
-    """
+    """Monitors for the duration of the block. Reads the kernel's tables, which costs less than querying thirty
+    processes of Ray: only the owner of a socket on an address other than loopback is looked up, once."""
 
     def __init__(self, pid: int) -> None:
         self._known = {pid: psutil.Process(pid)}
@@ -30,9 +29,9 @@ class Listeners:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="listeners", daemon=True)
         self.on_loopback = 0
-        """How many came while it watched, whosever they were: if none did, it saw nothing."""
+        """Number of listeners of any process that appeared meanwhile. With none, the monitor saw nothing."""
         self.open_to_others: list[str] = []
-        """Those of the process and its descendants that are not on the loopback interface alone."""
+        """Listeners of the process and its descendants on other interfaces than loopback."""
 
     def __enter__(self) -> Listeners:
         self._looked_at.update(inode for inode, _, _ in _listeners())
@@ -56,7 +55,7 @@ class Listeners:
                 self.open_to_others += [f"{where} of {owners[i]}" for i, where in others.items() if i in owners]
 
     def _owners(self) -> dict[str, str]:
-        """Command lines of our processes by the inodes of their sockets."""
+        """Return command lines of our processes by the inodes of their sockets."""
         for process in list(self._known.values()):
             with suppress(psutil.Error):
                 self._known.update((child.pid, child) for child in process.children(recursive=True))
@@ -74,7 +73,7 @@ def _is_loopback(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _listeners() -> Iterator[tuple[str, IPv4Address | IPv6Address, str]]:
-    """Inode, address, and words that name both of each listener of this network namespace."""
+    """Return inode, address, and words that name both of each listener of this network namespace."""
     for table, state in LISTENING.items():
         try:
             lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
@@ -88,7 +87,7 @@ def _listeners() -> Iterator[tuple[str, IPv4Address | IPv6Address, str]]:
 
 
 def _address(host: str) -> IPv4Address | IPv6Address:
-    """From the kernel's form: words of four bytes in the machine's order."""
+    """Decode an address of the kernel's form: words of four bytes in the machine's order."""
     words = [int(host[i : i + 8], 16) for i in range(0, len(host), 8)]
     packed = struct.pack(f"={len(words)}I", *words)
     return IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)

@@ -27,7 +27,7 @@ STOP_SECONDS = 20.0
 
 
 def calculates(text: str) -> str:
-    """The rule of a model that calls the calculator once, and then tells what it read."""
+    """Follow the rule of a model that calls the calculator once and then reports the result."""
     _, asked, answer = text.rpartition(CALL)
     if not asked:
         return CALL
@@ -43,7 +43,7 @@ class LiveEndpoint:
     endpoint: Endpoint
     tool_server: LiveServer
     clients: list[Any] = field(default_factory=list)
-    """OpenAI clients, which are closed at the end."""
+    """OpenAI clients to close at the end."""
 
 
 @asynccontextmanager
@@ -58,7 +58,7 @@ async def live_endpoint(
     image_reader: ImageReader | None = None,
     **endpoint_options: Any,
 ) -> AsyncIterator[LiveEndpoint]:
-    """With an `image_reader`, its model reads images."""
+    """Run an endpoint. With an `image_reader`, its model reads images."""
     servers = LiveServers()
     tool_server = await servers.start(load_tools(tools))
     # The engine's rule looks for a call, and an example of one in the prompt would be taken for its own.

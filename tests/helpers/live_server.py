@@ -32,7 +32,7 @@ class LiveServer:
         return f"{self.url}/get_observation"
 
     async def stop(self) -> None:
-        """Stop to answer, then close the tools."""
+        """Stop the server, then close the tools."""
         self.server.should_exit = True
         await asyncio.wait_for(self.task, START_SECONDS)
         await self.app.toolset.close(grace_seconds=0.5)
@@ -45,7 +45,7 @@ class LiveServers:
         self._running: list[LiveServer] = []
 
     async def start(self, tools: Sequence[Tool] | ToolSet, *, port: int = 0, **app_options: Any) -> LiveServer:
-        """A server of `tools` at `port` (0: a free one); `app_options` are those of `ToolServerApp`."""
+        """Start a server of `tools` at `port` (0: a free one). `app_options` are those of `ToolServerApp`."""
         toolset = tools if isinstance(tools, ToolSet) else ToolSet(tools)
         await toolset.start()
         app = ToolServerApp(toolset, **app_options)

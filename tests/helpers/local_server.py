@@ -1,4 +1,4 @@
-"""HTTP servers of a test's own, on a free port of this machine."""
+"""HTTP servers of a test, on a free port of this machine."""
 
 from __future__ import annotations
 

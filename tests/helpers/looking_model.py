@@ -1,8 +1,8 @@
 """A tiny Qwen3-VL that looks at halves of images with the tool in tests/eval_service/data/half.py, and names colours.
 
-Asked "first?" or "second?" it wants to see the left half of that image, asked "twice?" the left half of the first and
-the left half of that; then it says which colour it saw. Images are counted over all messages of the conversation. Asked
-anything without an image it says that there is none.
+For "first?" or "second?" it requests the left half of that image, and for "twice?" the left half of the first and the
+left half of that. Then it answers with the colour that it saw. Images are counted over all messages of the
+conversation. Without an image it answers that there is none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPTIONS = {
     "tool_schemas": "none",
     "max_turns": 3,
 }
-"""Of the loop in which it learned."""
+"""Settings of the loop in which it was trained."""
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 CALLS = {
     "first?": ("<half>1</half>",),
@@ -58,16 +58,16 @@ TEMPLATE = (
     "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""Qwen's, cut down."""
+"""Qwen's template, shortened."""
 WORDS = ("<half>", "</half>", "first", "second", "twice", "half", NOTHING, *COLOURS, "user", "assistant", "tool")
 PATCH = 16
 STEPS, BATCH = 400, 16
 SURE = 0.01
-"""Mean loss of a token at which it has learned enough: it is then right about every one."""
+"""Mean loss of a token at which training stops. All answers are right then."""
 
 
 def two_colours(left: str, right: str, side: int = 64) -> ImagePart:
-    """A square of `side` pixels whose halves have these colours."""
+    """Make a square of `side` pixels whose halves have these colours."""
     image = Image.new("RGB", (side, side), COLOURS[right])
     image.paste(COLOURS[left], (0, 0, side // 2, side))
     return encode_image(image)
@@ -75,17 +75,17 @@ def two_colours(left: str, right: str, side: int = 64) -> ImagePart:
 
 @dataclass(frozen=True)
 class Look:
-    """A question, and what the model is to do about it."""
+    """A question, and the model's turns for it."""
 
     question: str
     images: tuple[ImagePart, ...]
     turns: tuple[str, ...]
     earlier: bool = False
-    """Whether the first image is in an earlier message, which was answered."""
+    """Whether the first image is in an earlier message that was answered."""
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation, with images in their places."""
+        """Return the conversation with its images."""
         text = {"type": "text", "text": self.question}
         if not self.earlier:
             return [{"role": "user", "content": [*self.images, text]}]
@@ -94,7 +94,7 @@ class Look:
         return [first, answer, {"role": "user", "content": [*self.images[1:], text]}]
 
     def told(self, as_sent: Callable[[ImagePart], dict[str, Any]]) -> list[dict[str, Any]]:
-        """`messages` with each image as `as_sent` writes it."""
+        """Return `messages` with each image as `as_sent` writes it."""
         return [
             message
             if isinstance(message["content"], str)
@@ -107,7 +107,7 @@ class Look:
 
 
 def looks(seed: int) -> Iterator[Look]:
-    """Endless questions with their answers."""
+    """Generate endless questions with their answers."""
     rng = random.Random(seed)
     while True:
         question = rng.choice([*CALLS, "hello?"])
@@ -122,7 +122,7 @@ def looks(seed: int) -> Iterator[Look]:
 
 
 def rows(wanted: Sequence[Look]) -> list[dict[str, Any]]:
-    """verl's rows of these looks; what is right is a number, as the calculator's reward wants it."""
+    """Make verl's rows of these looks. The ground truth is a number, as the calculator's reward requires."""
     return [
         {
             "data_source": "colours",
@@ -161,7 +161,7 @@ class _Told:
 
 
 async def _played(tokenizer: HFTokenizer, images: QwenImages, wanted: Sequence[Look]) -> list[Trajectory]:
-    """What the loop makes of these looks, with the tool itself."""
+    """Return the records of the loop for these looks, with the real tool."""
     options = EpisodeOptions.load(OPTIONS)
     prompts = PromptRenderer(tokenizer, options)
     async with InProcessTools(load_tools(str(HALF))) as tools:
@@ -175,7 +175,7 @@ async def _played(tokenizer: HFTokenizer, images: QwenImages, wanted: Sequence[L
 
 
 def make_tokenizer() -> Any:
-    """Bytes, and the words above as one token each."""
+    """Make a tokenizer of bytes and of the words above, one token each."""
     pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
     core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -188,7 +188,7 @@ def make_tokenizer() -> Any:
 
 
 def make_config(tokenizer: Any) -> Any:
-    """Of some 200,000 weights."""
+    """Make a config of some 200,000 weights."""
     begin, end, image, video = tokenizer.convert_tokens_to_ids(list(VISION))
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6], "mrope_interleaved": True}
     text = {
@@ -229,7 +229,7 @@ def make_config(tokenizer: Any) -> Any:
 
 
 def make_model(tokenizer: Any) -> Any:
-    """Random."""
+    """Make a random model."""
     torch.manual_seed(0)
     model = transformers.Qwen3VLForConditionalGeneration(make_config(tokenizer)).float()
     with torch.no_grad():  # the deviation of fresh weights is for wide models
@@ -240,13 +240,13 @@ def make_model(tokenizer: Any) -> Any:
 
 
 def make_image_processor() -> Any:
-    """Takes the squares of `two_colours`, and their halves, as they are."""
+    """Make a processor that leaves the squares of `two_colours` and their halves unchanged."""
     size = {"shortest_edge": 32 * 32, "longest_edge": 128 * 128}
     return Qwen2VLImageProcessorPil(size=size, patch_size=PATCH, merge_size=2)
 
 
 def prepare(folder: Path) -> Path:
-    """Make the model, teach it, and save it in `folder` as the hub has such models. Takes half a minute."""
+    """Make the model, train it, and save it in `folder` in the form of the hub. Takes half a minute."""
     bare, processor = make_tokenizer(), make_image_processor()
     tokenizer = HFTokenizer(bare)
     images, model = QwenImages(processor, tokenizer), make_model(bare)
@@ -274,7 +274,7 @@ def _teach(model: Any, lessons: Sequence[Trajectory], images: QwenImages, paddin
 
 
 def _loss(model: Any, batch: Sequence[Trajectory], images: QwenImages, padding: int) -> Any:
-    """Mean over the tokens that the model is to write."""
+    """Return the mean over the tokens that the model writes."""
     width = max(len(t.prompt_ids) + len(t.response_ids) for t in batch)
 
     def padded(rows: list[list[int]], value: int) -> Any:

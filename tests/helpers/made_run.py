@@ -1,4 +1,4 @@
-"""A run as a training leaves it, of made trajectories."""
+"""A run with made trajectories, in the form of a training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def _words(text: str, author: Author, draw: random.Random) -> Segment:
 
 
 def made_trajectory(problem: int, sample: int, step: int, draw: random.Random) -> Trajectory:
-    """One of a policy that learns to call the calculator. By problem 0 a tool fails, problem 1 is hostile text."""
+    """Make a trajectory of a policy that learns to call the calculator. In problem 0 a tool fails, and problem 1 is
+    hostile text."""
     right = draw.random() < 0.2 + 0.1 * step
     tool = "calculator" if right or draw.random() < 0.5 else "search"
     prompt = HOSTILE if problem == 1 else f"<|im_start|>user\nWhat is {problem} + {problem}?<|im_end|>\n"
@@ -62,7 +63,7 @@ def made_trajectory(problem: int, sample: int, step: int, draw: random.Random) -
 
 
 def made_run(folder: Path, steps: int = 4, problems: int = 6, samples: int = 4, seed: int = 0) -> Path:
-    """Metrics, a config and `steps` files of records in `folder`."""
+    """Write metrics, a config and `steps` files of records to `folder`."""
     draw = random.Random(seed)
     (folder / "trajectories").mkdir(parents=True)
     (folder / "config.yaml").write_text(f"data:\n  seed: {seed}\n  train_batch_size: {problems}\nrun_dir: {folder}\n")
@@ -76,13 +77,13 @@ def made_run(folder: Path, steps: int = 4, problems: int = 6, samples: int = 4, 
 
 
 def write_step(folder: Path, step: int, problems: int, samples: int, draw: random.Random) -> None:
-    """The records of one step."""
+    """Write the records of one step."""
     made = [made_trajectory(problem, j, step, draw) for problem in range(problems) for j in range(samples)]
     write_jsonl(folder / "trajectories" / f"step_{step}.jsonl", made)
 
 
 def write_tokens(folder: Path, step: int) -> None:
-    """What a trainer knows of the tokens of a step: advantages of 1 or -1, probabilities above the engine's."""
+    """Write a trainer's token data of a step: advantages of 1 or -1, and probabilities above the engine's."""
     made = list(read_jsonl(folder / "trajectories" / f"step_{step}.jsonl"))
     tokens: dict[str, list[Any]] = {
         "advantages": [[1.0 if t.reward else -1.0] * len(t.response_ids) for t in made],

@@ -1,5 +1,5 @@
-"""What the trainings of assets/docs/mcp.md start from: the MCP server on that page, questions that its tool answers,
-and a tiny model that asks it."""
+"""Inputs of the trainings in assets/docs/mcp.md: its MCP server, questions that its tool answers, and a tiny model that
+calls it."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ OVERRIDES = (
     *("reward.reward_manager.name=gsm8k", f"{AGENT}.max_obs_length=16", "algorithm.adv_estimator=grpo"),
     *("data.max_prompt_length=72", "data.max_response_length=72", "actor_rollout_ref.rollout.max_model_len=144"),
 )
-"""Those of the page, and what suits the tiny model."""
+"""The settings of the page, and those for the tiny model."""
 
 
 def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Calculator:
-    """Make server, data and model in `folder`, which is the working folder from here on."""
+    """Make server, data and model in `folder`, which becomes the working folder."""
     (folder / "double.py").write_text(SERVER)
     (folder / "servers.json").write_text(SERVERS_JSON)
     monkeypatch.chdir(folder)
@@ -67,7 +67,7 @@ def _row(number: int, index: int) -> dict[str, Any]:
 
 
 def _make_model(rows: Sequence[dict[str, Any]], tools: Sequence[Tool], folder: Path) -> None:
-    """The model learns from trajectories of the loop with the tools themselves, and is right half of the time."""
+    """Train the model on trajectories of the loop with the real tools, so that it is right half of the time."""
     sys.path.append(str(RECIPE.parent))
     warmup = load_script("function_calling_warmup", RECIPE / "warmup.py")
 

@@ -1,4 +1,4 @@
-"""The commands and the table of assets/docs/one_gpu.md, and what the estimator says of the same commands."""
+"""Commands and table of assets/docs/one_gpu.md, and the estimates for these commands."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ COMMAND = re.compile(r"^\| `((?:[A-Z_0-9]+=\S+ )*)(?:bash )?examples/train/(\w+)
 
 
 def settings_of(variables: str) -> dict[str, object]:
-    """The options that ``NAME=value …`` sets."""
+    """Return the options that ``NAME=value …`` sets."""
     pairs = (each.split("=", 1) for each in variables.split())
     return {VARIABLES[name]: yaml.safe_load(value) for name, value in pairs}
 
 
 def rows_of_page() -> list[tuple[str, str, list[str]]]:
-    """Of each row with a command: its variables, its recipe and the cells behind it."""
+    """Return for each row with a command: its variables, its recipe and its other cells."""
     text = Path(PAGE).read_text(encoding="utf-8")
     return [
         (variables, recipe, [cell.strip() for cell in cells.split("|")])
@@ -33,7 +33,7 @@ def rows_of_page() -> list[tuple[str, str, list[str]]]:
 
 
 def estimated_cells(variables: str, recipe: str) -> list[str]:
-    """The cells that the row should have: the card, the total of each phase, host memory, in GB."""
+    """Return the expected cells of a row: the card, the total of each phase, host memory, in GB."""
     config = changed_config(f"{recipe}/gpu.yaml", settings_of(variables))
     with open_dict(config):  # as in verl 0.9.0, of which the page tells
         config.actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation = True

@@ -1,4 +1,4 @@
-"""Packages that are not installed, as mocks, so that verl's code beside them can be imported and run."""
+"""Mocks of packages that are not installed, so that verl's code that imports them can run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Mocks(MetaPathFinder, Loader):
 def import_with_mocks(module: str, package: str, affected: Sequence[str]) -> ModuleType:
     """Import verl's `module`, with mocks of `package` unless that is installed.
 
-    `affected`: prefixes of verl's modules that import the package; none of those stays imported with a mock in it.
+    `affected` are prefixes of verl's modules that import the package. None of them stays imported with a mock in it.
     """
     if find_spec(package) is not None:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""Checks of a smoke test that misbehave in every way, run by the real machinery in processes of their own."""
+"""Checks of a smoke test that misbehave in every way, run by the real machinery in their own processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def crash(context: PartContext) -> Figures:
 
 
 def hang_with_a_child(context: PartContext) -> Figures:
-    """The child leaves the session and does not heed SIGTERM."""
+    """Hang. The child leaves the session and ignores SIGTERM."""
     ignoring = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     subprocess.Popen([sys.executable, "-c", ignoring], start_new_session=True)
     (context.folder / "hangs").touch()

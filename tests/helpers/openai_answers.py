@@ -1,4 +1,4 @@
-"""The official client reads what a dialect writes, and answers of recordings as a gateway would have made them."""
+"""Answers of a dialect as the official client reads them, and recorded answers as a gateway would have made them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_answer(text: str = "", thoughts: str = "", calls: tuple[ToolCall, ...] 
 
 
 def client_of(dialect: Dialect, answer: ModelAnswer, requests: list[AgentRequest] | None = None) -> AsyncOpenAI:
-    """A client of a server that answers each request so; the requests, as parsed, are put in `requests`."""
+    """Make a client of a server that always answers with this. The parsed requests are appended to `requests`."""
 
     def respond(http: httpx.Request) -> httpx.Response:
         assert http.url.path == dialect.path
@@ -41,12 +41,12 @@ def client_of(dialect: Dialect, answer: ModelAnswer, requests: list[AgentRequest
 
 
 def recorded_requests(dialect: str) -> list[tuple[str, RecordedRequest]]:
-    """All requests in this dialect, each with the name of its recording."""
+    """Return all requests in this dialect, each with the name of its recording."""
     return [(name, each) for name, run in recordings().items() for each in run if each.dialect == dialect]
 
 
 def recorded_message(response: Mapping[str, Any]) -> AgentMessage:
-    """The model's turn in a recorded answer of either API."""
+    """Return the model's turn in a recorded answer of either API."""
     if "choices" in response:
         message = response["choices"][0]["message"]
         calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
@@ -66,8 +66,8 @@ def chained_digest(messages: tuple[AgentMessage, ...]) -> bytes:
 
 
 def following_requests(dialect: Dialect, name: str) -> Iterator[tuple[bytes, bytes]]:
-    """Of each request of a recording that goes on from an earlier one: the digest up to and with the answer, as sampled
-    and as it came back. Sub-agents are left out."""
+    """Return for each request of a recording that continues an earlier one: the digest up to and including the answer,
+    as sampled and as it came back. Sub-agents are left out."""
     answered: list[tuple[tuple[AgentMessage, ...], AgentMessage]] = []
     for each in recordings()[name]:
         if each.kind != "main":

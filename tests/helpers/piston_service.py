@@ -1,6 +1,5 @@
-"""A stand-in for a Piston server: ``GET /api/v2/runtimes`` and ``POST /api/v2/execute`` as Piston's documentation has
-them, over this project's own sandbox. It knows Python, Bash and ``brew``, whose compiler fails where a program says so.
-"""
+"""A stand-in for a Piston server over this project's sandbox: ``GET /api/v2/runtimes`` and ``POST /api/v2/execute`` as
+documented by Piston. It knows Python, Bash and ``brew``, whose compiler fails if a program requests it."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class PistonService(LocalServer):
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
-        """Bodies of the programs that were asked for."""
+        """Bodies of the requests to run a program."""
         self.most_at_once = 0
         self._now = 0
 
@@ -85,7 +84,7 @@ def _runtime(name: str) -> dict[str, Any] | None:
 
 
 def _problem(body: dict[str, Any]) -> str:
-    """What Piston answers to a request that it refuses."""
+    """Return Piston's answer to an invalid request."""
     for name in ("language", "version"):
         if not isinstance(body.get(name), str) or not body[name]:
             return f"{name} is required as a string"
@@ -128,7 +127,7 @@ def _stage(stdout: str = "", stderr: str = "", code: int | None = 0) -> dict[str
 
 
 class OddService(LocalServer):
-    """Answers every request in the way that `answer` says."""
+    """Answers every request as `answer` says."""
 
     def __init__(self) -> None:
         self.status = 200

@@ -1,4 +1,4 @@
-"""Configs of recipes for GPUs, as Hydra composes them, and what the preflight says of changed ones."""
+"""Configs of recipes for GPUs, as Hydra composes them, and reports of the preflight on changed ones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ GPU_FILES = sorted(str(path.relative_to(RECIPES)) for path in RECIPES.glob("*/gp
 
 
 def gpu_config(file: str = "acecoder/gpu.yaml", **settings: object) -> DictConfig:
-    """A recipe's config with `settings`, whose names have ``__`` for a dot, as far completed as the preflight needs."""
+    """Return a recipe's config with `settings`, whose names have ``__`` for a dot, as complete as the preflight
+    requires."""
     return changed_config(file, {name.replace("__", "."): value for name, value in settings.items()})
 
 
 def changed_config(file: str, settings: dict[str, object]) -> DictConfig:
-    """The same, with dotted names."""
+    """Return the same for dotted names."""
     folder, _, name = file.partition("/")
     given = [f"recipe.folder={RECIPES / folder}", "trainer.device=cuda"]
     config = quick_compose(RECIPES / folder, Path(name).stem, given)

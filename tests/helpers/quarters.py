@@ -19,7 +19,7 @@ RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
 
 def quarters(width: int = 80, height: int = 60) -> Image.Image:
-    """Red and green above blue and white."""
+    """Make a picture: red and green above blue and white."""
     image = Image.new("RGB", (width, height), WHITE)
     image.paste(RED, (0, 0, width // 2, height // 2))
     image.paste(GREEN, (width // 2, 0, width, height // 2))
@@ -28,12 +28,12 @@ def quarters(width: int = 80, height: int = 60) -> Image.Image:
 
 
 def noise(width: int = 80, height: int = 60, seed: int = 0) -> Image.Image:
-    """No two places of it look alike."""
+    """Make a picture in which no two places are alike."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 def same(one: Image.Image, other: Image.Image) -> bool:
-    """Whether they are alike, pixel by pixel."""
+    """Compare pixel by pixel."""
     return one.size == other.size and one.convert("RGB").tobytes() == other.convert("RGB").tobytes()
 
 
@@ -47,7 +47,7 @@ class Looker:
         self.step = 0
 
     async def answer(self, action: str, trajectory: str = "t") -> StepResult:
-        """The prompt's images go with the first call."""
+        """Call a tool. The prompt's images are sent with the first call."""
         extra = {IMAGES_FIELD: [to_wire(image) for image in self.images]} if self.images and not self.step else {}
         [result] = await self.toolset.step([StepRequest(trajectory, action, self.step, extra=extra)])
         self.step += 1
@@ -55,7 +55,7 @@ class Looker:
         return result
 
     async def call(self, name: str, trajectory: str = "t", **arguments: Any) -> tuple[str, list[Image.Image]]:
-        """The text that the model reads, and the images that it sees."""
+        """Return the text that the model reads and the images that it sees."""
         call = json.dumps({"name": name, "arguments": arguments})
         result = await self.answer(f"<tool_call>{call}</tool_call>", trajectory)
         assert result.valid or "Error: wrong arguments" in result.observation
@@ -65,7 +65,7 @@ class Looker:
         return text, [part.decode() for part in parts if isinstance(part, ImagePart)]
 
     async def image(self, name: str, **arguments: Any) -> Image.Image:
-        """The one image that a call shows."""
+        """Return the one image of a call."""
         text, images = await self.call(name, **arguments)
         assert len(images) == 1, text
         return images[0]

@@ -1,4 +1,4 @@
-"""Hydra's `compose`, which reads the files of one config once in a process: that is most of what it takes."""
+"""Hydra's `compose`, reading the files of a config once per process, which takes most of the time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verl_tool.trainer import composition  # noqa: F401  # the search path
 
 
 def quick_compose(folder: Path | str, name: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """The config `name` of `folder`, whose files do not change meanwhile, with `overrides`."""
+    """Compose the config `name` of `folder` with `overrides`. Its files must not change meanwhile."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     values = [each for each in parsed if _is_value(each.key_or_group)]
     choices = tuple(str(each.input_line) for each in parsed if each not in values)
@@ -26,7 +26,7 @@ def quick_compose(folder: Path | str, name: str, overrides: Sequence[str] = ()) 
 
 
 def _is_value(key: str) -> bool:
-    """A choice among groups has no dot, and Hydra's own options decide where files are looked for."""
+    """Whether it sets a value: a choice among groups has no dot, and Hydra's own options select folders."""
     return ("." in key and not key.startswith("hydra.")) or key in ("run_dir", "max_staleness")
 
 

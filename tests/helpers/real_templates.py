@@ -13,17 +13,17 @@ from verl_tool.agent_loop.tokenizer import token_ids
 _CONTROL = re.compile(
     r"<[|｜][^|｜<>\s]{1,40}[|｜]>|\[/?[A-Z_]{3,30}\]|</?s>|</?(?:think|tool_call|tool_response)>|<sop>"
 )
-"""What is a token of its own in the tokenizers of the models whose templates are tested."""
+"""Control tokens in the tokenizers of the models whose templates are tested."""
 _ORDINARY = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-"""Tokens that are no control tokens."""
+"""Tokens that are not control tokens."""
 
 
 class TemplateTokenizer:
-    """Control tokens as the models have them, and a token a byte: nothing merges."""
+    """The models' control tokens, and one token per byte, without merges."""
 
     def __init__(self, name: str, ends: Sequence[str], **kwargs: Any) -> None:
-        """`name`: of the template's file, such as ``Qwen-Qwen3-0.6B``. `ends`: the tokens of the model's generation
-        config. `kwargs` go to the template."""
+        """`name` is that of the template's file, such as ``Qwen-Qwen3-0.6B``, and `ends` are the tokens of the model's
+        generation config. `kwargs` go to the template."""
         self.template = Template.from_path(TEMPLATE_DIR / f"{name}.jinja")
         self._kwargs = {"eos_token": ends[0], **kwargs}
         found = _CONTROL.findall(self.template.source)

@@ -1,4 +1,4 @@
-"""Tokenizers built here in the shapes of those that real models have: their models, decoders, tokens and templates."""
+"""Tokenizers built here in the shapes of real ones: their models, decoders, tokens and templates."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ _HARMONY = (
 PLAIN_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
-"""Knows no tools."""
+"""A template without tools."""
 HERMES_TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{% if messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
     "<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools>\nAnswer with <tool_call>\n"
     '{"name": <name>, "arguments": <object>}\n</tool_call><|im_end|>\n'
     "{% if messages[0].role == 'system' %}{% set messages = messages[1:] %}{% endif %}{% endif %}"
 ) + PLAIN_TEMPLATE
-"""Tells of tools as Qwen's."""
+"""A template that describes tools as Qwen's."""
 
 
 def chat_tokenizer(template: str) -> Any:
-    """A tokenizer of bytes and of ChatML's tokens."""
+    """Make a tokenizer of bytes and of the tokens of ChatML."""
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     return byte_level(special, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=template)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One tokenizer, and what must never come of a tool's output."""
+    """One tokenizer, and what a tool's output must never become."""
 
     tokenizer: Any
     forbidden: tuple[str, ...]
@@ -69,7 +69,7 @@ class Shape:
 
     @property
     def forbidden_ids(self) -> set[int]:
-        """Ids of those that are tokens."""
+        """Return ids of those that are tokens."""
         known = self.tokenizer.get_vocab()
         return {known[token] for token in self.forbidden if token in known}
 
@@ -79,7 +79,7 @@ def shape(name: str) -> Shape:
 
 
 def byte_level(special: list[str], ordinary: list[str] = [], **kwargs: Any) -> Any:  # noqa: B006 - only read
-    """As GPT-2, Llama 3, Qwen, DeepSeek and gpt-oss: bytes, merged or not."""
+    """Make one like those of GPT-2, Llama 3, Qwen, DeepSeek and gpt-oss: bytes, merged or not."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -90,7 +90,7 @@ def byte_level(special: list[str], ordinary: list[str] = [], **kwargs: Any) -> A
 
 
 def byte_fallback(special: list[str], ordinary: list[str] = [], **kwargs: Any) -> Any:  # noqa: B006 - only read
-    """As Llama 2, Mistral and Gemma: letters, and bytes for characters that are none."""
+    """Make one like those of Llama 2, Mistral and Gemma: letters, and bytes for other characters."""
     words = ["▁", *LETTERS[1:], "é", "▁t", "he", "▁the"]
     vocabulary = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>"])}
     vocabulary |= {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
@@ -105,7 +105,8 @@ def byte_fallback(special: list[str], ordinary: list[str] = [], **kwargs: Any) -
 
 
 def unigram(special: list[str], **kwargs: Any) -> Any:
-    """As T5 and many SentencePiece models: its pieces may spell a control token, and it folds characters."""
+    """Make one like those of T5 and many SentencePiece models: pieces may spell a control token, and characters are
+    folded."""
     pieces = [("<unk>", 0.0), ("</s>", -1.0), ("▁", -2.0), *((c, -3.0) for c in LETTERS[1:]), ("▁the", -2.5)]
     core = Tokenizer(models.Unigram(pieces, 0, byte_fallback=False))
     core.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase(), normalizers.StripAccents()])

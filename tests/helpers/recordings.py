@@ -11,7 +11,7 @@ RATE = 1000
 
 
 def ramp(seconds: float = 2.0, channels: int = 1, width: int = 2, rate: int = RATE) -> AudioPart:
-    """A recording no two samples of which are alike."""
+    """Make a recording of samples that all differ."""
     file = BytesIO()
     with wave.open(file, "wb") as written:
         written.setnchannels(channels)

@@ -1,4 +1,4 @@
-"""Recorded requests of real agents, through the session tree."""
+"""Recorded requests of real agents, sent through the session tree."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_answered(request: RecordedRequest) -> bool:
 
 
 def answer_to(request: RecordedRequest) -> AgentMessage:
-    """The recorded answer, read as the agent would send it back."""
+    """Return the recorded answer as the agent would send it back."""
     response, dialect = request.response, BY_NAME[request.dialect]
     if request.dialect == "chat":
         body: dict[str, Any] = {"messages": [{"role": "assistant", **response["choices"][0]["message"]}]}
@@ -45,7 +45,7 @@ def answer_to(request: RecordedRequest) -> AgentMessage:
 
 @functools.cache
 def replay(name: str, policy: SessionPolicy) -> tuple[SessionTree, Trajectory]:
-    """All requests of a recording that were answered, in their order."""
+    """Replay all answered requests of a recording in their order."""
     tree = SessionTree(MODEL.renderer, policy)
     for number, recorded in enumerate(recordings()[name]):
         if not is_answered(recorded):

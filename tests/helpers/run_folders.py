@@ -1,4 +1,4 @@
-"""Folders as a training leaves them."""
+"""Folders in the form of a training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quick_compose import quick_compose
 
 CONFIG = Path(__file__).parents[2] / "verl_tool/trainer/config"
 MODEL = "checkpoints/global_step_4/actor/huggingface"
-"""The model of its only checkpoint."""
+"""Model of the run's only checkpoint."""
 OVERRIDES = [
     "data.max_prompt_length=64",
     "data.max_response_length=96",
@@ -24,7 +24,7 @@ OVERRIDES = [
 
 
 def run_folder(tmp_path: Path, *overrides: str) -> Path:
-    """A folder with the trainer's real config in it, and a checkpoint of step 4."""
+    """Make a folder with the trainer's real config and a checkpoint of step 4."""
     folder = tmp_path / "my_run"
     config = quick_compose(CONFIG, "agent_ppo_trainer", [*OVERRIDES, *overrides])
     (folder / "config").mkdir(parents=True)

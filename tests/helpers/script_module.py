@@ -1,4 +1,4 @@
-"""Scripts that are in no package, as modules."""
+"""Import scripts that are in no package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from types import ModuleType
 
 
 def load_script(name: str, path: Path) -> ModuleType:
-    """The file at `path` as the module `name`; dataclasses in it ask `sys.modules` for their own."""
+    """Import the file at `path` as the module `name`. It is registered in `sys.modules`, where dataclasses look for
+    it."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""An engine that answers by a rule, with the promises of a real one: pieces as they come, limits, cancellation."""
+"""An engine that answers by a rule and keeps a real one's promises: streaming, limits, cancellation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.content.parts import ImagePart
 
 Rule = Callable[[str], str]
-"""From all text so far to the model's next turn."""
+"""Maps all text so far to the model's next turn."""
 
 
 class RuleEngine:
-    """Writes what `rule` says, one token at a time, and its end token behind it."""
+    """Writes the text of `rule` one token at a time, followed by its end token."""
 
     def __init__(self, tokenizer: ToyTokenizer, rule: Rule, *, max_model_len: int = 4096, pause: float = 0.0) -> None:
         self.max_model_len, self.vocab_size = max_model_len, len(tokenizer.vocabulary)
@@ -80,5 +80,5 @@ class RuleEngine:
 
 
 def plain_tokenizer() -> ToyTokenizer:
-    """Messages with a line for the role; bytes are tokens."""
+    """Make a tokenizer of bytes, whose template has a line for the role of each message."""
     return ToyTokenizer(Template())

@@ -1,4 +1,4 @@
-"""A stand-in for the search providers, each with the form of its own documentation, and for a few pages of the web."""
+"""Stand-ins for the search providers, each as its documentation says, and for a few pages of the web."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Providers(LocalServer):
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
-        """What was searched for: provider, query, count."""
+        """Received searches: provider, query, count."""
         self.instead: list[web.Response] = []
-        """Answers in place of the next ones."""
+        """Answers that replace the next ones."""
         self.delay = 0.0
 
     def routes(self) -> list[web.RouteDef]:
@@ -130,11 +130,11 @@ class Pages(LocalServer):
     """A few pages of the web."""
 
     def __init__(self, files: Mapping[str, tuple[bytes, str]] | None = None) -> None:
-        """`files`: further ones by name, with their media types."""
+        """`files` are further ones by name, with their media types."""
         self.files = dict(files or {})
         self.asked: list[str] = []
         self.busy = 0
-        """How often ``/busy`` is busy before it answers."""
+        """How often ``/busy`` refuses before it answers."""
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/{name:.*}", self._page)]

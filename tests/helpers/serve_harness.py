@@ -1,4 +1,4 @@
-"""What the tests of a live Ray Serve share: a server in a cluster of its own, and plain HTTP to it."""
+"""Helpers for tests of a live Ray Serve: a server in its own cluster, and plain HTTP to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OBSERVED = re.compile(r"(\S+)@(\d+)")
 
 
 class LiveServer:
-    """A `ServeCluster` and the application in it, deployed anew by each test that needs other settings."""
+    """A `ServeCluster` and its application, which tests deploy again with other settings."""
 
     def __init__(self, cluster: ServeCluster) -> None:
         self.cluster = cluster
@@ -33,9 +33,9 @@ class LiveServer:
         self._deployed: tuple[ReplicaSettings, int | AutoscalingSettings] | None = None
 
     def deploy(self, tool: str, replicas: int | AutoscalingSettings, **settings: Any) -> None:
-        """Deploy a tool of tests/servers/data and return once so many replicas serve it, and no other.
+        """Deploy a tool of tests/servers/data, and return once exactly so many replicas serve it.
 
-        What is deployed already is left as it is; only a replica that was killed is waited for.
+        A deployed tool is left as it is. Only a killed replica is waited for.
         """
         wanted = (self.settings(tool, **settings), replicas)
         if wanted != self._deployed:
@@ -45,28 +45,28 @@ class LiveServer:
         self.wait_for(lambda: len(self.replica_ids()) == count, f"{count} replicas")
 
     def settings(self, tool: str, **settings: Any) -> ReplicaSettings:
-        """Settings with which tests do not wait for long."""
+        """Return settings with short waits."""
         defaults = {"app_name": APP, "tool_type": str(DATA / tool), "drain_seconds": 30.0, "server": self._server}
         return ReplicaSettings(**{**defaults, **settings})
 
     def replicas(self, api_key: str = "") -> list[dict[str, Any]]:
-        """The replicas to which clients may go straight: those that take new trajectories."""
+        """Return the replicas that clients may call directly: those that accept new trajectories."""
         status, answer = self.get("/replicas", api_key)
         return answer["replicas"] if status == 200 else []
 
     def replica_ids(self) -> set[str]:
-        """Ids of `replicas`."""
+        """Return the ids of `replicas`."""
         return {replica["id"] for replica in self.replicas()}
 
     def wait_for(self, condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
-        """Return once `condition` holds; fail after `seconds`."""
+        """Wait until `condition` holds, and fail after `seconds`."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
             time.sleep(0.3)
 
     def get(self, path: str, api_key: str = "") -> tuple[int, Any]:
-        """Status and JSON of one GET."""
+        """Return status and JSON of one GET."""
         connection = http.client.HTTPConnection("127.0.0.1", self.cluster.port, timeout=30)
         try:
             connection.request("GET", path, headers={"authorization": f"Bearer {api_key}"})
@@ -78,7 +78,7 @@ class LiveServer:
 
 
 def new_cluster(**options: Any) -> ServeCluster:
-    """A cluster of its own on a free port, with room for what the tests deploy."""
+    """Start a cluster of its own on a free port, with resources for what the tests deploy."""
     return ServeCluster(
         **{
             "host": "127.0.0.1",
@@ -96,7 +96,7 @@ async def post(
     action: str,
     **columns: Any,
 ) -> tuple[int, dict[str, Any]]:
-    """One plain request, the same action for all `ids`; `columns` are further lists."""
+    """Send one plain request with the same action for all `ids`. `columns` are further lists."""
     body = {"trajectory_ids": list(ids), "actions": [action] * len(ids), **columns}
     async with session.post(f"{url}/get_observation", json=body) as response:
         text = await response.read()
@@ -112,12 +112,12 @@ async def finish(session: aiohttp.ClientSession, url: str, ids: Sequence[str]) -
 
 
 def observed(text: str) -> tuple[str, int]:
-    """What a test tool said, and the pid of the replica that ran it."""
+    """Return a test tool's output and the pid of the replica that ran it."""
     found = OBSERVED.search(text)
     assert found is not None, f"no observation of a test tool: {text!r}"
     return found[1], int(found[2])
 
 
 def kill(pid: int) -> None:
-    """As a crash would."""
+    """Kill it as a crash would."""
     os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""``python -m verl_tool.servers.ray_serve`` in a process of its own, as a user runs it."""
+"""``python -m verl_tool.servers.ray_serve`` in its own process, as a user runs it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMMAND = [sys.executable, "-m", "verl_tool.servers.ray_serve"]
 
 
 class Server:
-    """The command in a process of its own."""
+    """The command in its own process."""
 
     def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
         self.port = free_ports(1)[0]
@@ -36,11 +36,11 @@ class Server:
             )
 
     def output(self) -> str:
-        """What it has printed."""
+        """Return its output."""
         return self._log.read_text(errors="replace")
 
     def wait_until_ready(self) -> str:
-        """What it has printed once it serves."""
+        """Return its output once it serves."""
         deadline = time.monotonic() + READY_SECONDS
         while "\ntry " not in self.output():
             assert self.process.poll() is None, self.output()
@@ -49,11 +49,11 @@ class Server:
         return self.output()
 
     def family(self) -> list[psutil.Process]:
-        """All processes below it."""
+        """Return all its descendants."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def end(self) -> None:
-        """Whatever is left of it after a failed test."""
+        """Kill what is left after a failed test."""
         if self.process.poll() is None:
             for process in [*self.family(), psutil.Process(self.process.pid)]:
                 process.kill()
@@ -72,7 +72,7 @@ def start(folder: Path, *arguments: str, **environment: str) -> Iterator[Server]
 
 
 def run(*arguments: str, by: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """The command to its end; `by`: what starts it."""
+    """Run the command to its end. `by` starts it."""
     return subprocess.run(
         [*by, *COMMAND, *arguments],
         capture_output=True,
@@ -84,6 +84,6 @@ def run(*arguments: str, by: Sequence[str] = ()) -> subprocess.CompletedProcess[
 
 
 def gone(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those that still live after `seconds`, none if all end before."""
+    """Return the processes that still live after `seconds`, or none once all have exited."""
     _, alive = psutil.wait_procs(processes, timeout=seconds)
     return alive

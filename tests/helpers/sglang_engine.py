@@ -1,6 +1,6 @@
-"""verl's own SGLang server over a stand-in of SGLang: verl's code of a request runs, without the package.
+"""verl's own SGLang server over a stand-in of SGLang: verl's request code runs without the package.
 
-The stand-in accepts the sampling parameters that SGLang accepts and ends a turn as its scheduler does.
+The stand-in accepts the sampling parameters of SGLang and ends a turn as its scheduler does.
 """
 
 from __future__ import annotations
@@ -73,10 +73,11 @@ class GenerateReqInput:
 
 
 class StandInSGLang:
-    """Writes its lines, one a request, until one of SGLang's reasons ends it.
+    """Writes its lines, one per request, until one of SGLang's reasons ends it.
 
-    `step`: tokens drawn at a time, of which all are kept when a stop string is found (speculative decoding). `trims`:
-    whether a matched stop string is cut off the tokens unless ``no_stop_trim`` is set, as SGLang does with the text.
+    `step` is the number of tokens drawn at a time, all of which stay when a stop string is found (speculative
+    decoding). `trims` says whether a matched stop string is cut off the tokens unless ``no_stop_trim`` is set, as
+    SGLang does with the text.
     """
 
     def __init__(self, tokenizer: Any, lines: Sequence[str], *, step: int = 1, trims: bool = False) -> None:
@@ -115,7 +116,7 @@ class StandInSGLang:
 
 
 def sglang_server_module() -> ModuleType:
-    """verl's module of the SGLang server, with mocks of SGLang where it is not installed."""
+    """Import verl's module of the SGLang server, with mocks of SGLang if it is not installed."""
     module = import_with_mocks(SERVER, "sglang", ["verl.workers.rollout.sglang_rollout"])
     if find_spec("sglang") is None:
         module.GenerateReqInput = GenerateReqInput  # type: ignore[attr-defined]
@@ -123,7 +124,7 @@ def sglang_server_module() -> ModuleType:
 
 
 class SGLangClient:
-    """verl's client of one SGLang server: what `LLMServerClient.generate` hands to the server, and its answer."""
+    """verl's client of one SGLang server: the input and the answer of `LLMServerClient.generate`."""
 
     def __init__(self, engine: StandInSGLang, *, max_model_len: int) -> None:
         server: Any = object.__new__(sglang_server_module().SGLangHttpServer)
@@ -145,5 +146,5 @@ class SGLangClient:
 
 
 def accepted_names() -> set[str]:
-    """Names of sampling parameters that SGLang accepts."""
+    """Return names of the sampling parameters that SGLang accepts."""
     return set(inspect.signature(SamplingParams.__init__).parameters) - {"self"}

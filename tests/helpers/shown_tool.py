@@ -1,4 +1,4 @@
-"""A tool that shows pictures whatever the model wrote, as one that was never taught anything needs it."""
+"""A tool that displays pictures for any text, for a model that was never trained to call it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMAT = _AnyText()
 
 
 class Shown(Tool):
-    """Shows a picture for every other text, of a shape that depends on the text, and two for some."""
+    """Displays a picture for every other text, of a shape that depends on the text, and two for some."""
 
     name = "shown"
     description = "Shows pictures."
@@ -37,7 +37,7 @@ class Shown(Tool):
 
 
 def striped(seed: int, height: int = 64) -> ImagePart:
-    """A picture of a few stripes. [height, 96]"""
+    """Make a picture of a few stripes. [height, 96]"""
     image = Image.new("RGB", (96, height))
     for x in range(0, 96, 8):
         image.paste(((seed * 37 + x * 5) % 256, (seed * 11 + x) % 256, (seed + 3 * x) % 256), (x, 0, x + 8, height))

@@ -1,4 +1,4 @@
-"""A corpus of an invented world that tests index and search, and an index of it."""
+"""A corpus of an invented world for tests of index and search, and an index of it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ PAGES = {
 
 
 def write_corpus(path: Path) -> Path:
-    """JSON lines as Search-R1 has them, with the title in quotes."""
+    """Write JSON lines in the form of Search-R1, with the title in quotes."""
     rows = [{"id": str(i), "contents": f'"{title}"\n{text}'} for i, (title, text) in enumerate(PAGES.items())]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return path
 
 
 def settings_of(corpus: Path, kind: Kind, dense: DenseKind = DenseKind.flat) -> BuildSettings:
-    """Settings with the default embedder."""
+    """Return settings with the default embedder."""
     return BuildSettings(corpus=str(corpus), corpus_fingerprint=Corpus(corpus).fingerprint, kind=kind, dense=dense)
 
 
 def unheard(stage: str, share: float) -> None:
-    """Progress that nobody looks at."""
+    """Ignore progress."""
 
 
 def build_index(corpus: Path, folder: Path, kind: Kind, on_progress: OnProgress = unheard) -> Index:
@@ -44,5 +44,5 @@ def build_index(corpus: Path, folder: Path, kind: Kind, on_progress: OnProgress 
 
 
 def titles(index: Index, query: str, topk: int = 3) -> list[str]:
-    """Titles of what is found, without the quotes."""
+    """Return the titles of the results without quotes."""
     return [index.passage(hit.number).title.strip('"') for hit in index.search([query], topk)[0]]

@@ -9,7 +9,7 @@ REQUEST = "<request><SimpleCalculatorTool>1+1<call>"
 
 
 def solved(name: str = "a") -> Trajectory:
-    """One call, one answer."""
+    """Make one with one call and one answer."""
     segments = (
         Segment(Author.PROMPT, (1, 2)),
         Segment(Author.MODEL, (3, 4), (-0.1, -0.2), REQUEST),
@@ -24,7 +24,7 @@ def solved(name: str = "a") -> Trajectory:
 
 
 def faulted(name: str = "b") -> Trajectory:
-    """The server did not answer its only call."""
+    """Make one whose only call the server did not answer."""
     fault = Fault(kind=FaultKind.UNREACHABLE, message="nobody listens", retryable=True)
     segments = (Segment(Author.PROMPT, (1, 2)), Segment(Author.MODEL, (3, 4), (-0.1, -0.2), REQUEST))
     calls = (CallRecord(0, REQUEST, valid=False, fault=fault, seconds=2.0, names=("SimpleCalculatorTool",)),)

@@ -1,4 +1,4 @@
-"""An endpoint that says what a test wants it to say, over real HTTP."""
+"""An endpoint with scripted answers over real HTTP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def stand_in(chat: Handler, models: Handler | None = None) -> AsyncIterator[str]:
-    """The URL of an endpoint whose ``/v1/chat/completions`` is `chat`."""
+    """Serve an endpoint whose ``/v1/chat/completions`` is `chat`, and yield its URL."""
 
     async def one_model(request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "toy", "owned_by": "verl-tool"}]})
@@ -24,12 +24,12 @@ async def stand_in(chat: Handler, models: Handler | None = None) -> AsyncIterato
 
 
 async def begin(request: web.Request) -> web.StreamResponse:
-    """A stream of events, begun."""
+    """Begin a stream of events."""
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await response.prepare(request)
     return response
 
 
 def event(delta: dict[str, object], **choice: object) -> bytes:
-    """One event of a chat, as `eval_service` sends them."""
+    """Format one event of a chat as `eval_service` sends it."""
     return f"data: {json.dumps({'choices': [{'index': 0, 'delta': delta, **choice}]})}\n\n".encode()

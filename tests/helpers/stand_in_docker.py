@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A stand-in for the command line of docker: ``run``, ``exec`` and ``rm`` over local folders and processes.
 
-A container is a folder below ``$DOCKER_STAND_IN`` with its folders in memory; its processes run in a bubblewrap that
-shows these and a read-only root. Limits are written down and not enforced. Standard library only.
+A container is a folder below ``$DOCKER_STAND_IN`` with its in-memory folders. Its processes run in a bubblewrap with
+these and a read-only root. Limits are recorded and not enforced. Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HIDDEN = {"proc", "dev", "tmp", "box", "sys", "run"}
 
 
 def main(arguments: list[str]) -> int:
-    """One command; its exit code is docker's."""
+    """Run one command with docker's exit code."""
     command, options, words = arguments[0], *_parsed(arguments[1:])
     if command == "run":
         return _run(options, words)
@@ -128,7 +128,7 @@ def _confined(name: str, command: list[str], folder: str) -> list[str]:
 
 
 def _remove(name: str) -> None:
-    """Kill its processes, and remove its folder."""
+    """Kill its processes and remove its folder."""
     own = os.getpid()
     wanted = f"{MARK}={name}".encode()
     for _ in range(3):

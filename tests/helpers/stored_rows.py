@@ -1,4 +1,4 @@
-"""TransferQueue's part that the trainers use, in memory: rows of fields by key."""
+"""The part of TransferQueue that the trainers use, in memory: rows of fields by key."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 
 class StoredRows:
-    """In place of the module `transfer_queue`."""
+    """Replaces the module `transfer_queue`."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
 
     def put(self, rows: Mapping[str, dict[str, Any]]) -> KVBatchMeta:
-        """Keep whole rows."""
+        """Store whole rows."""
         self.rows.update({key: dict(row) for key, row in rows.items()})
         return self._meta(list(rows))
 
     def kv_batch_get(
         self, keys: Sequence[str], partition_id: str, select_fields: Sequence[str] | None = None
     ) -> TensorDict:
-        """Fields that no row has are passed over, as by TransferQueue."""
+        """Read fields. Fields that no row has are ignored, as by TransferQueue."""
         wanted = select_fields or list(self.rows[keys[0]])
         have = [name for name in wanted if any(name in self.rows[key] for key in keys)]
         columns = {name: [self.rows[key][name] for key in keys] for name in have}

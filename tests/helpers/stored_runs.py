@@ -17,21 +17,21 @@ from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, StopRea
 from verl_tool.replay.replay_cli import command
 
 Turn = tuple[str, str]
-"""What the model wrote, and what the tool said to it; nothing, if it was not asked."""
+"""The model's text and the tool's answer, which is empty without a call."""
 
 
 TOKENIZER = byte_level([], eos_token="<|end|>")
-"""A token a byte."""
+"""One token per byte."""
 
 
 def segment(author: Author, text: str) -> Segment:
-    """The text as tokens; the model's have a log-probability each."""
+    """Encode a text. The model's tokens have a log-probability each."""
     ids = tuple(TOKENIZER.encode(text))
     return Segment(author, ids, (-0.5,) * len(ids) if author is Author.MODEL else None, text)
 
 
 def trajectory(index: int, question: str, turns: Sequence[Turn], reward: float | None, **told: Any) -> Trajectory:
-    """An answer to the row `index`; `told`: the reward manager's details."""
+    """Make an answer to the row `index`. `told` are the reward manager's details."""
     segments = [segment(Author.PROMPT, f"user: {question}\n")]
     calls: list[CallRecord] = []
     for text, observation in turns:
@@ -44,7 +44,8 @@ def trajectory(index: int, question: str, turns: Sequence[Turn], reward: float |
 
 
 def stored_run(folder: Path, rows: Sequence[tuple[str, str]], lines: Sequence[Trajectory], *overrides: str) -> Path:
-    """A run with the reward manager `calculator`; `rows`: questions and answers; `lines`: of its first step."""
+    """Write a run with the reward manager `calculator`, questions and answers in `rows`, and `lines` of its first
+    step."""
     data = folder / "train.jsonl"
     run = run_folder(
         folder,
@@ -62,7 +63,7 @@ def stored_run(folder: Path, rows: Sequence[tuple[str, str]], lines: Sequence[Tr
 
 
 def write_rows(path: Path, rows: Sequence[tuple[str, str]]) -> None:
-    """Rows as examples/data_preprocess makes them."""
+    """Write rows as examples/data_preprocess does."""
     written = (
         {
             "data_source": "sums",

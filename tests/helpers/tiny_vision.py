@@ -1,4 +1,4 @@
-"""A tiny random Qwen3-VL or Qwen2.5-VL with tokenizer and processor, saved as Hugging Face would."""
+"""A tiny random Qwen3-VL or Qwen2.5-VL with tokenizer and processor, saved in the form of Hugging Face."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, Qwen3VLConfig
 
 SIDE = 2
-"""Every picture becomes so many tokens wide and high, if it is square."""
+"""Width and height in tokens of every square picture."""
 _TEXTS = ["Which digit?", "<zoom>0</zoom>", "<answer>5</answer>", "system\nuser\nassistant\ntool\n"]
 
 
 def make_vision_model(kind: str, folder: Path) -> None:
-    """Save one with its tokenizer and processor."""
+    """Save a model with its tokenizer and processor."""
     for part in vision_model(kind):
         part.save_pretrained(folder)
 
 
 def vision_model(kind: str) -> tuple[Any, Any, Any]:
-    """One of `kind` ``qwen3_vl``, as recipes make it, or ``qwen2_5_vl``, its tokenizer and processor: 1.4 million
-    random weights."""
+    """Make a model with tokenizer and processor, of `kind` ``qwen3_vl`` (as recipes make it) or ``qwen2_5_vl``: 1.4
+    million random weights."""
     import from_scratch_vision as recipe
     from from_scratch import make_tokenizer
 
@@ -33,7 +33,7 @@ def vision_model(kind: str) -> tuple[Any, Any, Any]:
 
 
 def _qwen2_5(like: Qwen3VLConfig, spread: float) -> Any:
-    """One of the same sizes, its weights `spread` times as large as wide models have them."""
+    """Make one of the same sizes, with weights `spread` times as large as in wide models."""
     import torch
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 

@@ -1,4 +1,4 @@
-"""Images for a toy model: a tokenizer with a placeholder, how many tokens an image is, and an engine that looks."""
+"""Images for a toy model: a tokenizer with a placeholder, the tokens of an image, and an engine that checks them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def image_tokenizer(template: Template | None = None) -> ToyTokenizer:
 
 
 class ToyImageTokens:
-    """A token for each pixel of an image's first row."""
+    """One token for each pixel of an image's first row."""
 
     placeholder = PLACEHOLDER
 
@@ -50,7 +50,7 @@ class ToyImageTokens:
 
 
 class LookingEngine(ScriptedEngine):
-    """Checks at each turn that the images are those of the runs of image tokens, by their widths."""
+    """Checks at each turn that the images fit the runs of image tokens, by their widths."""
 
     def __init__(self, tokenizer: ToyTokenizer, turns: Sequence[str | Sequence[int]]) -> None:
         super().__init__(tokenizer, turns)

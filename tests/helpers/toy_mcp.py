@@ -1,4 +1,4 @@
-"""The MCP server `toy_mcp_server` as the tools that a tool server makes of it."""
+"""The MCP server `toy_mcp_server` as tools of a tool server."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ TOY = str(Path(toy_mcp_server.__file__))
 
 
 def entry(mode: str = "", **settings: Any) -> dict[str, Any]:
-    """Outside the sandbox unless told otherwise, for it starts faster."""
+    """Make a config entry, outside the sandbox by default because that starts faster."""
     args = ["-I", TOY, *([mode] if mode else [])]
     return {"command": "python", "args": args, "sandbox": False, "timeout_seconds": 10, **settings}
 
 
 def toy(mode: str = "", **settings: Any) -> McpConfig:
-    """A config of one server, named toy."""
+    """Make a config of one server, named toy."""
     return McpConfig.parse({"mcpServers": {"toy": entry(mode, **settings)}})
 
 
 async def offers_of(config: McpConfig) -> tuple[McpServerTools, ...]:
-    """What its servers offer. Raises VerlToolError."""
+    """Return the catalog of its servers. Raises VerlToolError."""
     offers: list[McpServerTools] = []
     for found in (await ask_all(config)).values():
         if isinstance(found, VerlToolError):
@@ -38,12 +38,12 @@ async def offers_of(config: McpConfig) -> tuple[McpServerTools, ...]:
 
 
 async def tools_of(config: McpConfig) -> list[McpTool]:
-    """Its servers' tools, not started."""
+    """Return its servers' tools, not started."""
     return mcp_tools(config, await offers_of(config))
 
 
 def programs(of: psutil.Process | None = None) -> list[psutil.Process]:
-    """Toy servers among the descendants of a process; None: of this one."""
+    """Return toy servers among the descendants of a process (None: this one)."""
     return [each for each in (of or psutil.Process()).children(recursive=True) if _is_toy(each)]
 
 

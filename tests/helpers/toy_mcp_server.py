@@ -1,5 +1,5 @@
-"""An MCP server over stdio in the standard library alone, which starts at once and does what a test asks for, good or
-bad. As an argument, a mode: how it misbehaves before any call."""
+"""An MCP server over stdio that uses only the standard library, starts at once, and does what a test requests, good or
+bad. Its argument is a mode: how it misbehaves before any call."""
 
 from __future__ import annotations
 

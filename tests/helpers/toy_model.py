@@ -1,4 +1,4 @@
-"""A byte-level tokenizer, a generator and tools small enough to see through, with the meaning of the real ones."""
+"""A byte-level tokenizer, a generator and tools that are easy to follow and behave like the real ones."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ START, END, EOS = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template: a turn is opened, its content written, and closed."""
+    """A chat template: opens a turn, writes its content, and closes it."""
 
     open: str = START + "{role}\n"
     close: str = END + "\n"
     begin: str = ""
     trim: bool = False
-    """Whether it strips the content, as many templates do."""
+    """Whether it strips the content, like many templates."""
     drop_thoughts: bool = False
-    """Whether it drops all up to ``</think>`` from turns of the assistant that are not the last, as Qwen3's does."""
+    """Whether it drops all up to ``</think>`` from turns of the assistant except the last, like Qwen3's."""
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
         text = self.begin
@@ -36,7 +36,7 @@ class Template:
 
 
 class Characters:
-    """A token a character."""
+    """One token per character."""
 
     eos_token_id = 0
     all_special_tokens = ("\0",)
@@ -49,7 +49,7 @@ class Characters:
 
 
 class ToyTokenizer:
-    """Ids 0-255 are bytes; then the special tokens, then `words`: ordinary tokens, longest match first."""
+    """Ids 0-255 are bytes, followed by the special tokens and `words`: ordinary tokens, longest match first."""
 
     def __init__(
         self, template: Template | None = None, words: Sequence[str] = (), specials: Sequence[str] = ()
@@ -96,7 +96,7 @@ class ToyTokenizer:
 
 @dataclass
 class Fed:
-    """One request of the loop to the generator, and what it was answered."""
+    """One request of the loop to the generator, and its answer."""
 
     prompt_ids: list[int]
     params: dict[str, Any]
@@ -106,14 +106,14 @@ class Fed:
 
 
 class ToyEngine:
-    """Keeps an engine's promises on `max_tokens`, `stop` and end tokens, for whatever tokens `choose` gives."""
+    """Keeps an engine's promises on `max_tokens`, `stop` and end tokens for any tokens of `choose`."""
 
     def __init__(self, tokenizer: ToyTokenizer) -> None:
         self.tokenizer = tokenizer
         self.fed: list[Fed] = []
 
     def choose(self, request: Fed, n: int) -> int:
-        """Token `n` of the answer to `request`."""
+        """Return token `n` of the answer to `request`."""
         raise NotImplementedError
 
     def log_prob(self, request: Fed, n: int) -> float:
@@ -140,7 +140,8 @@ class ToyEngine:
 
 
 class ScriptedEngine(ToyEngine):
-    """Says the given turns one after the other: text, or token ids. A turn that runs out ends with the end token."""
+    """Writes the turns (text or token ids) one after the other. A turn without further tokens ends with the end
+    token."""
 
     def __init__(self, tokenizer: ToyTokenizer, turns: Sequence[str | Sequence[int]]) -> None:
         super().__init__(tokenizer)
@@ -152,7 +153,7 @@ class ScriptedEngine(ToyEngine):
 
 
 class RandomEngine(ToyEngine):
-    """Any tokens at all, biased to those in `likely` so that turns end and actions happen."""
+    """Writes random tokens, biased to those in `likely` so that turns end and actions happen."""
 
     def __init__(self, tokenizer: ToyTokenizer, seed: int, likely: Sequence[int]) -> None:
         super().__init__(tokenizer)
@@ -178,7 +179,7 @@ class Asked:
 
 
 class ToyTools:
-    """Answers each call by `reply(action, number of the call)`, and remembers what it was asked."""
+    """Answers each call by `reply(action, number of the call)`, and records the calls."""
 
     def __init__(self, reply: Callable[[str, int], StepResult | str]) -> None:
         self._reply = reply
@@ -208,7 +209,7 @@ def failing(fault: Fault) -> StepResult:
 
 
 def turns_of(trace: Sequence[Any]) -> list[str]:
-    """What the model writes, turn by turn, in a trajectory of a recipe's examples (parts of text, `learned` or not)."""
+    """Return the model's turns in a trajectory of a recipe's examples (parts of text, `learned` or not)."""
     turns = [""]
     for part in trace:
         if part.learned:

@@ -18,12 +18,12 @@ from verl_tool.servers.tools.base import Context, Tool, ToolResult
 
 
 def picture(red: int, size: tuple[int, int] = (4, 3)) -> ImagePart:
-    """A small PNG of one colour."""
+    """Make a small PNG of one colour."""
     return encode_image(Image.new("RGB", size, (red, 0, 0)))
 
 
 class Puppet(Tool):
-    """``<puppet>say x</puppet>``: the first word is the verb, the rest its object."""
+    """``<puppet>say x</puppet>``: the first word is the verb, and the rest its object."""
 
     name = "puppet"
     description = "Does what it is told."
@@ -32,11 +32,11 @@ class Puppet(Tool):
     def __init__(self) -> None:
         super().__init__()
         self.runs: list[str] = []
-        """Inputs in the order in which they began."""
+        """Inputs in the order of their starts."""
         self.ended: list[str] = []
         """Inputs of the runs that were not cancelled."""
         self.failures = 0
-        """How many more runs of ``flaky`` fail."""
+        """Number of further runs of ``flaky`` that fail."""
         self.sick = False
 
     async def check(self) -> None:
@@ -82,7 +82,7 @@ class Puppet(Tool):
 
 
 class Ledger(Tool):
-    """Stateful: each call appends its input to the trajectory's own list and answers the whole list."""
+    """Stateful: each call appends its input to the trajectory's own list and returns the list."""
 
     name = "ledger"
     description = "Keeps a list for each trajectory."
@@ -116,7 +116,7 @@ class Ledger(Tool):
 
 @asynccontextmanager
 async def running(tools: Sequence[Tool], **options: Any) -> AsyncIterator[ToolSet]:
-    """Start a tool set of `tools`, and close it after the block."""
+    """Run a tool set of `tools` within the block."""
     toolset = ToolSet(tools, **options)
     await toolset.start()
     try:
@@ -126,12 +126,12 @@ async def running(tools: Sequence[Tool], **options: Any) -> AsyncIterator[ToolSe
 
 
 def text(observation: str) -> str:
-    """What stands between the tags of an observation that has one block."""
+    """Return the content between the tags of an observation that has one block."""
     return observation.strip().removeprefix("<result>").removesuffix("</result>").strip()
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait for something that becomes true by itself; fail if it does not in time."""
+    """Wait for a condition, and fail if it does not become true in time."""
     deadline = asyncio.get_running_loop().time() + seconds
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, "it did not come true in time"

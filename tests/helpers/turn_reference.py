@@ -1,4 +1,4 @@
-"""MT-GRPO written out: equation 12 of arXiv 2505.11821v2 for one token after the other, in plain Python."""
+"""MT-GRPO as a reference: equation 12 of arXiv 2505.11821v2, token by token in plain Python."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Row:
-    """A trajectory: tokens of its turns with observations between them, cut behind `length` tokens."""
+    """A trajectory: tokens of its turns and of observations between them, cut after `length` tokens."""
 
     group: int
     outcome: float
     turns: tuple[tuple[float, int, int], ...]
-    """The reward of each turn, its tokens, and those of the observation behind it."""
+    """For each turn: its reward, its tokens, and those of the observation after it."""
     masked: bool = False
-    """It is in no loss, and counts in its group all the same (`mask_overlong_loss`)."""
+    """Whether it is in no loss, although its group contains it (`mask_overlong_loss`)."""
 
     @property
     def ids(self) -> list[int]:
@@ -27,7 +27,7 @@ class Row:
 
 
 def row_of(trajectory: Trajectory, turn_rewards: Sequence[float]) -> Row:
-    """As a training recorded it; its group is the row of the data."""
+    """Read a row as a training recorded it. Its group is the row of the data."""
     assert trajectory.reward is not None
     turns: list[tuple[float, int, int]] = []
     for segment in trajectory.response:
@@ -41,7 +41,7 @@ def row_of(trajectory: Trajectory, turn_rewards: Sequence[float]) -> Row:
 
 
 def written_out(rows: list[Row], discount: float = 1.0, weight: float = 1.0, by_std: bool = True) -> list[list[float]]:
-    """Equation 12 for one token after the other, in plain Python."""
+    """Compute equation 12 token by token."""
 
     def compared(mine: float, all_of_them: list[float], alone: float) -> float:
         n = len(all_of_them)
@@ -71,7 +71,7 @@ def written_out(rows: list[Row], discount: float = 1.0, weight: float = 1.0, by_
 
 
 def share_within(rows: list[Row], told: list[list[float]]) -> float:
-    """How much of the variance of the tokens in the loss lies within rows."""
+    """Return the share of the variance of the loss tokens that lies within rows."""
     written = [
         [advantage for turn, advantage in zip(row.ids, line, strict=True) if turn]
         for row, line in zip(rows, told, strict=True)

@@ -1,7 +1,6 @@
-"""Two Ray nodes on this machine that are as good as two machines: network namespaces with a cable between them.
+"""Two Ray nodes on this machine that behave like two machines: network namespaces with a cable between them.
 
-Each has a loopback and an address of its own, so that what listens on one node's 127.0.0.1 is out of the other's reach.
-Needs root.
+Each has its own loopback and address, so one node cannot reach what listens on 127.0.0.1 of the other. Needs root.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ class Node:
     address: str
 
     def command(self, *words: str) -> list[str]:
-        """`words` to be run on this node."""
+        """Return the command that runs `words` on this node."""
         return ["ip", "netns", "exec", self.name, *words]
 
     def start_ray(self, folder: Path, *options: str) -> None:
-        """``ray start``, with places for one training process. Returns when the node is up."""
+        """Run ``ray start`` with resources for one training process. Returns when the node is up."""
         resources = ("--num-cpus", "16", "--num-gpus", "1", "--object-store-memory", "300000000")
         words = (sys.executable, "-m", "ray.scripts.scripts", "start", "--node-ip-address", self.address, *resources)
         log = folder / f"{self.name}.log"
@@ -51,7 +50,7 @@ class Node:
         assert done.returncode == 0, log.read_text()[-3000:]
 
     def titles(self) -> set[str]:
-        """Command lines of all processes that run on this node."""
+        """Return command lines of all processes on this node."""
         return {title for pid in self.pids() if (title := _title(pid))}
 
     def pids(self) -> list[int]:
@@ -59,7 +58,7 @@ class Node:
         return [int(pid) for pid in listed.stdout.split()]
 
     def lose(self) -> None:
-        """Kill all that runs on this node, as if somebody pulled the plug."""
+        """Kill all processes on this node, like a power failure."""
         while pids := self.pids():
             for pid in pids:
                 _kill(pid)
@@ -67,7 +66,8 @@ class Node:
 
 
 def environment() -> dict[str, str]:
-    """Of Ray's processes: one token for the whole cluster, and gloo's network device, since both nodes share a name."""
+    """Return the environment of Ray's processes: one token for the cluster, and gloo's network device, since the nodes
+    share a name."""
     dropped = ("PYTHONDONTWRITEBYTECODE", "RAY_ADDRESS", "CUDA_VISIBLE_DEVICES")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
@@ -76,7 +76,7 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def two_nodes() -> Iterator[tuple[Node, Node]]:
-    """Two namespaces with a cable between them. Whatever runs in them is killed at the end."""
+    """Make two namespaces with a cable between them. Their processes are killed at the end."""
     first, second = (Node(f"vt{os.getpid()}{end}", f"10.77.0.{number}") for number, end in enumerate("ab", 1))
     with ExitStack() as stack:
         for node in (first, second):
@@ -100,7 +100,7 @@ def start_second(nodes: tuple[Node, Node], folder: Path) -> None:
 
 @contextmanager
 def two_node_cluster(folder: Path) -> Iterator[tuple[Node, Node]]:
-    """Two nodes with a Ray cluster on them."""
+    """Start a Ray cluster on two nodes."""
     with two_nodes() as (first, second):
         head = ("--head", "--port", str(PORT), "--include-dashboard", "false", "--temp-dir", f"/tmp/vt{os.getpid()}")
         first.start_ray(folder, *head)

@@ -1,4 +1,4 @@
-"""A training's config, and the loop in it as verl makes it, over a scripted engine."""
+"""A training's config, and its loop as verl makes it, over a scripted engine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from verl_tool.trainer import config_completion
 
 
 def composed(*overrides: str) -> DictConfig:
-    """The config of a command line."""
+    """Compose the config of a command line."""
     return quick_compose(config_completion.AGENT_LOOPS.parent, "agent_ppo_trainer", overrides)
 
 
 def reference_config(config: DictConfig) -> Any:
-    """The class that verl's worker makes of the reference model's config, whose sizes of batches it renames first."""
+    """Return the config object of the reference model. verl's worker renames its batch sizes first."""
     group: Any = OmegaConf.create(OmegaConf.to_container(config.actor_rollout_ref.ref, resolve=True))
     for name in ("micro_batch_size", "micro_batch_size_per_gpu", "use_dynamic_bsz", "max_token_len_per_gpu"):
         value = group.pop(f"log_prob_{name}", None)
@@ -33,7 +33,7 @@ def reference_config(config: DictConfig) -> Any:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One byte, one token."""
+    """Make a tokenizer with one token per byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -46,7 +46,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 class ScriptedEngine:
-    """Says its lines, one a call, as verl's client would."""
+    """Writes its lines, one per call, like verl's client."""
 
     def __init__(self, tokenizer, *lines: str) -> None:
         self._tokenizer, self._lines = tokenizer, list(lines)
@@ -65,12 +65,12 @@ class ScriptedEngine:
 
 
 def make_loop(tokenizer, engine, *overrides: str) -> VerlToolAgentLoop:
-    """The agent loop of a training with these overrides, over `engine`."""
+    """Make the agent loop of a training with these overrides, over `engine`."""
     return loop_of(composed("data.max_response_length=64", *overrides), tokenizer, engine)
 
 
 def loop_of(config: DictConfig, tokenizer, engine, processor: Any = None) -> VerlToolAgentLoop:
-    """The agent loop of a training with this config, over `engine`."""
+    """Make the agent loop of a training with this config, over `engine`."""
     made = VerlToolAgentLoop(
         trainer_config=DictConfigWrap(config),
         server_manager=engine,
@@ -87,7 +87,7 @@ _made: list[VerlToolAgentLoop] = []
 
 
 async def close_clients() -> None:
-    """Close the tool clients of all loops that were made, which in a training live as long as their process."""
+    """Close the tool clients of all loops, which in a training live as long as their process."""
     while _made:
         tools = _made.pop()._worker.episode._channel.tools
         if isinstance(tools, ToolClient):

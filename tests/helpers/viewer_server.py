@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 def viewer(
     *roots: Path, endpoint: EndpointProxy | None = None, branch_options: Sequence[str] | None = None
 ) -> Iterator[str]:
-    """The URL of a viewer that serves the runs below `roots`. `branch_options`: of `BranchJobs`."""
+    """Serve the runs below `roots` and yield the URL. `branch_options` are those of `BranchJobs`."""
     watch = RunWatch(roots)
     branches = BranchJobs(watch, branch_options)
     app = application(watch, TokenTexts(), HostCheck("127.0.0.1", None), endpoint, branches)
@@ -45,7 +45,7 @@ def viewer(
 
 @contextmanager
 def in_a_thread(context: AbstractAsyncContextManager[Value]) -> Iterator[Value]:
-    """What `context` gives, with an event loop of its own: tests of pages wait for a browser meanwhile."""
+    """Enter `context` in a thread with its own event loop, since tests of pages wait for a browser."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

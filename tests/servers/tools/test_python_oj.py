@@ -88,11 +88,11 @@ async def test_programs_that_read_stdin(tool: PythonOJTool) -> None:
         ),
         (
             "import sys\nsys.exit(3)",
-            "The program cannot be loaded: the solution ended while it was loaded: SystemExit: 3",
+            "The program cannot be loaded: the solution exited while it was loaded: SystemExit: 3",
         ),
         ("def ad(a, b): pass", "runtime error: NameError: name 'add' is not defined\nassert add(1, 1) == 2"),
         ("def add(a, b):\n    return a / 0", "ZeroDivisionError: division by zero (line 2 of the program)\nassert"),
-        ("def add(a, b):\n    while True: pass", "Test 1: time limit exceeded: no end within 1 s"),
+        ("def add(a, b):\n    while True: pass", "Test 1: time limit exceeded: did not finish within 1 s"),
         ("import os\ndef add(a, b):\n    os._exit(0)", "Test 1: the program's process ended"),
         ("class Any:\n    __eq__ = lambda *a: True\ndef add(a, b): return Any()", "Test 1: the test was refused"),
     ],

@@ -1,8 +1,8 @@
-"""What a test makes of a text that it has put together, or that the solution gave back: ``eval(f"{x} + 1")``.
+"""Evaluate text that a test has assembled or that the solution returned: ``eval(f"{x} + 1")``.
 
-Never the solution's `eval`, which may be its own. A text that names something of the solution is read here: its calls
-are the solution's to answer, all else is done here. Any other text is run in a fresh process that knows nothing. Sent
-into the sandbox beside the judge.
+The solution's `eval` is never used, since the solution may have replaced it. Text that names something of the solution
+is interpreted here: the solution answers its calls, and all else is computed here. Any other text runs in a fresh
+process that knows nothing. Sent into the sandbox with the judge.
 """
 
 import ast
@@ -12,56 +12,36 @@ import re
 
 from remote import Handle
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-_BINARY: "dict[type, Any]" = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-_UNARY: "dict[type, Any]" = {ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Not: operator.not_}
-_COMPARISONS: "dict[type, Any]" = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
-_LONGEST_TEXT = 10_000
-"""Characters of a text that is read here."""
+_PAIRS = (
+    "Add:add Sub:sub Mult:mul Div:truediv FloorDiv:floordiv Mod:mod UAdd:pos USub:neg Not:not_ "
+    "Eq:eq NotEq:ne Lt:lt LtE:le Gt:gt GtE:ge"
+)
+_OPERATORS = {getattr(ast, node): getattr(operator, name) for node, name in (p.split(":") for p in _PAIRS.split())}
+"""Functions of the supported operators, by the class of their node."""
+_MAX_TEXT_CHARS = 10_000
+"""Longer text is not interpreted here."""
 
 
-def parse(text):
-    """The expression that a text holds; None if it is none, or long."""
+def parse_expression(text):
+    """Return the expression in `text`, or None if there is none or the text is too long."""
     try:
-        return ast.parse(text.strip(), mode="eval").body if len(text) <= _LONGEST_TEXT else None
+        return ast.parse(text.strip(), mode="eval").body if len(text) <= _MAX_TEXT_CHARS else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
-def names_in(node):
-    """All names in an expression."""
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+_HARMLESS = re.compile(r"[-+]?\d+(\.\d*)?|[-+*/%]|\*\*|//|[^\W\d]\w*")
 
 
-_HARMLESS = re.compile(r"[-+]?\d+(\.\d*)?|[-+*/%]|\*\*|//|(?P<name>[^\W\d]\w*)")
-
-
-def is_whole(text, node, parts):
-    """Whether each of `parts` that stands in the text is an expression there by itself, a string's content, or a
-    number, a name or a sign of arithmetic: ``5 == 5 or 0`` is none in ``5 == 5 or 0 == 7``, of which it decides."""
+def has_only_whole_parts(text, node, parts):
+    """Whether each of `parts` that occurs in the text is an expression, the content of a string, a number, a name or an
+    arithmetic sign there. In ``5 == 5 or 0 == 7`` the part ``5 == 5 or 0`` is not: it decides the result."""
     parts = {part.strip() for part in parts} - {text.strip()}
     parts = [part for part in parts if part in text and not _is_harmless(part)]
     if not parts:
         return True
-    if node is None:  # not an expression, which is what it fails with
-        return len(text) <= _LONGEST_TEXT
+    if node is None:  # eval raises SyntaxError
+        return len(text) <= _MAX_TEXT_CHARS
     if not text.isascii() or any(isinstance(inner, ast.JoinedStr) for inner in ast.walk(node)):
         return False
     text = text.strip()
@@ -76,22 +56,20 @@ def is_whole(text, node, parts):
             spans.add(span)
             if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
                 strings.append(span)
-    return all(_stands_alone(text, part, spans, strings) for part in parts)
+    return all(_is_isolated(text, part, spans, strings) for part in parts)
 
 
 def _is_harmless(part):
-    found = _HARMLESS.fullmatch(part)
-    if found is None:
-        return False
-    return found["name"] is None or not keyword.iskeyword(part) or part in ("True", "False", "None")
+    is_word = not keyword.iskeyword(part) or part in ("True", "False", "None")
+    return is_word and _HARMLESS.fullmatch(part) is not None
 
 
-def _stands_alone(text, part, spans, strings):
-    """At each place where it stands."""
+def _is_isolated(text, part, spans, strings):
+    """Whether the part is an expression or inside a string wherever it occurs."""
     start = text.find(part)
     while start >= 0:
         end = start + len(part)
-        inner = _without_brackets(text, start, end)
+        inner = _strip_brackets(text, start, end)
         whole = (start, end) in spans or inner in spans
         if not whole and not any(first < start and end < last for first, last in strings):
             return False
@@ -99,23 +77,24 @@ def _stands_alone(text, part, spans, strings):
     return True
 
 
-def _without_brackets(text, start, end):
+def _strip_brackets(text, start, end):
     while text[start:end].startswith("(") and text[start:end].endswith(")"):
         start, end = start + 1, end - 1
     return start, end
 
 
 class SolutionEvaluation:
-    """`value_of(name)` gives the solution's object, `refuse(what)` the exception to raise for what cannot be read."""
+    """Interpreter of expressions. `value_of(name)` returns an object of the solution, and `reject(message)` the
+    exception to raise for an unsupported expression."""
 
-    def __init__(self, value_of, refuse):
-        self._value_of, self._refuse = value_of, refuse
+    def __init__(self, value_of, reject):
+        self._value_of, self._reject = value_of, reject
 
-    def of(self, node):
-        """The value of an expression of constants, lists, numbers' operators, and calls of the solution's."""
+    def evaluate(self, node):
+        """Evaluate an expression of constants, lists, operators on numbers, and calls of the solution."""
         read = getattr(self, f"_{type(node).__name__.lower()}", None)
         if read is None:
-            raise self._refuse("eval of such a text")
+            raise self._reject(f"eval: a {type(node).__name__} is not supported in such text")
         return read(node)
 
     def _constant(self, node):
@@ -125,43 +104,45 @@ class SolutionEvaluation:
         return self._value_of(node.id)
 
     def _list(self, node):
-        return [self.of(item) for item in node.elts]
+        return [self.evaluate(item) for item in node.elts]
 
     def _tuple(self, node):
         return tuple(self._list(node))
 
     def _attribute(self, node):
-        owner = self.of(node.value)
+        owner = self.evaluate(node.value)
         if not isinstance(owner, Handle):
-            raise self._refuse("an attribute in a text")
+            raise self._reject("eval: an attribute of plain data is not supported in such text")
         return getattr(owner, node.attr)
 
     def _call(self, node):
-        function = self.of(node.func)
+        function = self.evaluate(node.func)
         if not isinstance(function, Handle) or any(keyword.arg is None for keyword in node.keywords):
-            raise self._refuse("such a call in a text")
-        return function(*map(self.of, node.args), **{each.arg: self.of(each.value) for each in node.keywords})
+            raise self._reject("eval: such a call is not supported in such text")
+        return function(*map(self.evaluate, node.args), **{k.arg: self.evaluate(k.value) for k in node.keywords})
 
     def _binop(self, node):
-        sides = self.of(node.left), self.of(node.right)
-        work = _BINARY.get(type(node.op))
-        if work is None or not all(isinstance(side, (int, float)) for side in sides):
-            raise self._refuse("such an operator in a text")
-        return work(*sides)
+        sides = self.evaluate(node.left), self.evaluate(node.right)
+        if not all(isinstance(side, (int, float)) for side in sides):
+            raise self._reject("eval: an operator on such values is not supported in such text")
+        return self._find_function(node.op)(*sides)
 
     def _unaryop(self, node):
-        value, work = self.of(node.operand), _UNARY.get(type(node.op))
-        if work is None or isinstance(value, Handle):
-            raise self._refuse("such an operator in a text")
-        return work(value)
+        value = self.evaluate(node.operand)
+        if isinstance(value, Handle):
+            raise self._reject("eval: an operator on such values is not supported in such text")
+        return self._find_function(node.op)(value)
 
     def _compare(self, node):
-        left = self.of(node.left)
+        left = self.evaluate(node.left)
         for operation, side in zip(node.ops, node.comparators, strict=True):
-            right, work = self.of(side), _COMPARISONS.get(type(operation))
-            if work is None:
-                raise self._refuse("such a comparison in a text")
-            if not work(left, right):
+            right = self.evaluate(side)
+            if not self._find_function(operation)(left, right):
                 return False
             left = right
         return True
+
+    def _find_function(self, operation):
+        if type(operation) not in _OPERATORS:
+            raise self._reject(f"eval: {type(operation).__name__} is not supported in such text")
+        return _OPERATORS[type(operation)]

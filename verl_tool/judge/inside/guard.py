@@ -1,7 +1,7 @@
-"""Refuses, while a test runs, to make code of data and to start programs, whichever library is asked to (PEP 578).
+"""Prevent, while a test runs, that a library turns data into code or starts programs (PEP 578).
 
-A test calls libraries with what the solution gave back; some of them compile, unpickle or run it. Sent into the sandbox
-beside the judge.
+A test calls libraries with values that the solution returned, and some libraries compile, unpickle or execute them.
+Sent into the sandbox with the judge.
 """
 
 import ast
@@ -18,44 +18,44 @@ _IMPORTS = "<frozen importlib"
 
 
 class Guard:
-    """Watches the process from now on, and refuses between `begin` and `end`."""
+    """Audit hook of this process, active between `begin` and `end`."""
 
     def __init__(self):
         self._link = None
-        self._own = frozenset("")
+        self._trusted_texts = frozenset("")
         self._path = []
-        sys.addaudithook(self._look)
+        sys.addaudithook(self._check_event)
 
-    def begin(self, link, own):
-        """`own`: texts that stand in the test, which may be compiled."""
-        self._own = frozenset(text.strip() for text in own)
+    def begin(self, link, texts):
+        """Start to check events. `texts` are part of the test, and may be compiled."""
+        self._trusted_texts = frozenset(text.strip() for text in texts)
         self._path = list(sys.path)
         self._link = link
 
     def end(self):
-        """The test is over."""
+        """Stop to check events."""
         self._link = None
 
-    def _look(self, event, args):
+    def _check_event(self, event, args):
         if self._link is None:
             return
         if event == "compile":
-            if not self._is_own(args[0]) and not _may_compile(sys._getframe(1)):
-                raise self._link.reject("compiling a text")
+            if not self._is_trusted(args[0]) and not _can_compile(sys._getframe(1)):
+                raise self._link.reject_test("compile of text that is not part of the test")
         elif event in _RUNS:
             if not _is_import(sys._getframe(1)):
-                raise self._link.reject(event)
+                raise self._link.reject_test(f"{event} in a library, which may run data of the solution")
         elif event == "exec" and sys.path != self._path and _is_import(sys._getframe(1)):
-            raise self._link.reject("an import from elsewhere")
+            raise self._link.reject_test("an import after a change of the import path")
 
-    def _is_own(self, source):
+    def _is_trusted(self, source):
         if isinstance(source, bytes):
             source = source.decode("utf-8", "replace")
-        return isinstance(source, str) and source.strip() in self._own
+        return isinstance(source, str) and source.strip() in self._trusted_texts
 
 
-def _may_compile(frame):
-    """Imports, and what Python's own classes make of names that they have checked."""
+def _can_compile(frame):
+    """Whether this frame is an import, or a class of Python's that has checked the names which it compiles."""
     module = frame.f_globals.get("__name__")
     if module == "dataclasses":
         return frame.f_code.co_filename == sys.modules[module].__file__
