@@ -41,10 +41,10 @@ import gc, json, functools
 deep = functools.reduce(lambda inner, _: ["list", [inner]], range(5000), 1)
 Link = type(next(o for o in gc.get_objects() if type(o).__name__ == "SolutionLink"))
 send = Link._send_text
-def answer(value):
+def answer(value, args=2):
     def once(link, text):
         Link._send_text = send
-        try: text = json.dumps({"value": value, "same": None, "after": [None, None]})
+        try: text = json.dumps({"value": value, "same": None, "after": [None] * args})
         except RecursionError: pass
         send(link, text)
     Link._send_text = once
@@ -91,6 +91,14 @@ async def test_no_error_brings_more_than_plain_data(judge: Judge) -> None:
         "try:\n    odd([['ValueError'], 'x', [float('n' 'an')], []])\nexcept ValueError as e:\n    assert e.args[0]",
     ]
     verdicts = await judge(SOLUTION, *tests)
+    assert {v.reason for v in verdicts.of} == {"ended"}, verdicts
+
+
+@in_module_loop
+@pytest.mark.parametrize("text", ["nonsense", '["dict", 1]', '["judge", 1]'])
+async def test_a_global_of_no_form_ends_the_solution(judge: Judge, text: str) -> None:
+    listed = ["list", [["tuple", ["f", "value", text]]]]
+    verdicts = await judge(f"{SOLUTION}\nanswer({listed!r}, 1)", "assert f is not None")
     assert {v.reason for v in verdicts.of} == {"ended"}, verdicts
 
 
