@@ -9,8 +9,17 @@ whole`` is what rendering and encoding the whole conversation costs instead. The
 this project's documentation, the template Qwen3's.
 
 The sessions at once are served over HTTP by a process of their own, with an engine that answers at once. Every other
-one asks for streams. ``--peers PYTHON`` serves the same sessions by openenv's capture proxy. It asks its engine over
-HTTP, and that engine tokenizes, which is not counted; the gateway tokenizes itself.
+one asks for streams. ``--peers PYTHON`` serves the same sessions by openenv's capture proxy and by verifiers'
+interception, those of them that it has:
+
+    python -m venv PEERS; PEERS/bin/pip install verifiers; PEERS/bin/pip install 'openenv>=0.10' aiohttp
+
+The second command replaces verifiers' mcp by an older one; its interception does not import it.
+
+CPU time and memory are those of the process that serves. The gateway and verifiers render and encode there; openenv
+leaves that to its engine, which is not counted. The gateway's engine is a function in its process. The peers ask theirs
+over HTTP, and their side of that is counted. Answers a second are those of a machine that agents, server and engine
+share. verifiers generates a streamed answer whole too, and sends it as one event.
 """
 
 from __future__ import annotations
@@ -21,6 +30,7 @@ import multiprocessing
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -52,6 +62,8 @@ from verl_tool.util.json_text import decode_json, decode_request_json, encode_js
 DOCS = Path(__file__).parents[1] / "assets" / "docs"
 TEMPLATE = TEMPLATE_DIR / "Qwen-Qwen3-0.6B.jinja"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TAGS = tuple(f"<{end}{name}>" for name in ("think", "tool_call", "tool_response") for end in ("", "/"))
+"""Tokens of Qwen3 that are text too."""
 TOOL = {
     "type": "function",
     "function": {"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}},
@@ -78,6 +90,11 @@ COMPACTED = ("compact", "ctx")
 """Recordings in which the agent shortened its history, or was made to."""
 IN_FLIGHT = 64
 """Requests at once."""
+PEERS = {
+    "openenv": ("openenv.core.harness.capture.server, aiohttp", "'openenv>=0.10' aiohttp"),
+    "verifiers": ("verifiers.v1.clients.train, verifiers.v1.interception", "'verifiers>=0.4', then 'mcp<2'"),
+}
+"""What each imports, and what pip is to install for it."""
 console = Console()
 
 
@@ -133,6 +150,7 @@ def make_tokenizer() -> HFTokenizer:
     trainer = trainers.BpeTrainer(vocab_size=16_000, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train([str(path) for path in sorted(DOCS.glob("*.md"))], trainer)
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in TAGS])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     fast.chat_template = TEMPLATE.read_text(encoding="utf-8")
     return HFTokenizer(fast)
@@ -144,11 +162,11 @@ class CallingGenerator:
     def __init__(self, tokenizer: HFTokenizer) -> None:
         call = '<tool_call>\n{"name": "bash", "arguments": {"command": "sed -n 1,80p src/app.py"}}\n</tool_call>'
         text = f"I read the next part of the file.\n{call}<|im_end|>"
-        self._ids = tokenizer.encode(text)
+        self.ids = tokenizer.encode(text)
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
         """The same turn each time."""
-        return Generation(self._ids, [-0.1] * len(self._ids), "stop")
+        return Generation(self.ids, [-0.1] * len(self.ids), "stop")
 
 
 class Agent:
@@ -310,11 +328,11 @@ async def measure_load(text: str, count: int, turns: int) -> Load:
         process.join(10)
 
 
-def _serve_engine(pipe: Connection) -> None:
+def _serve_engine(pipe: Connection, turn: list[int]) -> None:
     from gateway_peer import engine_app
 
     async def serve() -> None:
-        runner = web.AppRunner(engine_app(), access_log=None)
+        runner = web.AppRunner(engine_app(turn), access_log=None)
         await runner.setup()
         listener = listen_at("127.0.0.1", 0)
         await web.SockSite(runner, listener).start()
@@ -324,41 +342,58 @@ def _serve_engine(pipe: Connection) -> None:
     asyncio.run(serve())
 
 
-async def measure_peer(python: str, text: str, count: int, turns: int) -> Load:
-    """The same load on openenv's capture proxy. Raises SystemExit if `python` does not have it."""
-    check = "import openenv.core.harness.capture.server, aiohttp"
-    if subprocess.run([python, "-c", check], capture_output=True, check=False).returncode:  # noqa: ASYNC221
-        raise SystemExit(f"--peers: {python} has no openenv with a capture proxy; pip install 'openenv>=0.10' aiohttp")
+def find_peers(python: str) -> list[str]:
+    """Those that `python` has. Print what the others lack."""
+    found = []
+    for name, (modules, packages) in PEERS.items():
+        if subprocess.run([python, "-c", f"import {modules}"], capture_output=True, check=False).returncode:
+            console.print(f"--peers: {python} has no {name} to measure; pip install {packages}", markup=False)
+        else:
+            found.append(name)
+    return found
+
+
+async def _await_health(http: aiohttp.ClientSession, process: subprocess.Popen[bytes]) -> None:
+    """Raises SystemExit if `process` ended before it served."""
+    while process.poll() is None:
+        try:
+            await (await http.get("/health")).read()
+            return
+        except aiohttp.ClientError:
+            await asyncio.sleep(0.1)
+    raise SystemExit(f"--peers: the server exited with status {process.returncode}")
+
+
+async def measure_peer(python: str, name: str, text: str, count: int, turns: int) -> Load:
+    """The same load on one of the `PEERS` that `python` has."""
+    tokenizer = make_tokenizer()
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
-    engine = context.Process(target=_serve_engine, args=(theirs,), daemon=True)
+    engine = context.Process(target=_serve_engine, args=(theirs, CallingGenerator(tokenizer).ids), daemon=True)
     engine.start()
     theirs.close()
     with listen_at("127.0.0.1", 0) as free:
         port = free.getsockname()[1]
     script = str(Path(__file__).with_name("gateway_peer.py"))
     url = await asyncio.to_thread(pipe.recv)
-    proxy = subprocess.Popen([python, script, url, str(port)])
-    try:
-        async with aiohttp.ClientSession(
-            f"http://127.0.0.1:{port}", connector=aiohttp.TCPConnector(limit=IN_FLIGHT)
-        ) as http:
-            for _ in range(600):
-                try:
-                    await (await http.get("/health")).read()
-                    break
-                except aiohttp.ClientError:
-                    await asyncio.sleep(0.1)
-            before, paths = _usage(proxy.pid), []
-            for _ in range(count):
-                async with http.post("/sessions", json={}) as opened:
-                    paths.append(("/v1/chat/completions", (await opened.json())["session_id"]))
-            return await _run_load("openenv", http, proxy.pid, before, text, paths, turns)
-    finally:
-        proxy.kill()
-        proxy.wait()
-        pipe.close()
-        engine.join(10)
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.tokenizer.save_pretrained(folder)
+        server = subprocess.Popen([python, script, name, url, str(port), folder])
+        try:
+            connector = aiohttp.TCPConnector(limit=IN_FLIGHT)
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=connector) as http:
+                await _await_health(http, server)
+                before, paths = _usage(server.pid), []
+                for _ in range(count):
+                    async with http.post("/sessions", json={}) as answer:
+                        opened = await answer.json()
+                    paths.append((opened.get("url", "") + "/v1/chat/completions", opened["session_id"]))
+                return await _run_load(name, http, server.pid, before, text, paths, turns)
+        finally:
+            server.kill()
+            server.wait()
+            pipe.close()
+            engine.join(10)
 
 
 def _usage(pid: int) -> tuple[float, int]:
@@ -411,7 +446,7 @@ async def _run_load(
 def main(
     sessions: Annotated[int, typer.Option(help="Live at the same time.")] = 1000,
     turns: Annotated[int, typer.Option(help="Of each of them.")] = 50,
-    peers: Annotated[str | None, typer.Option(help="A Python that has openenv, to measure its capture too.")] = None,
+    peers: Annotated[str | None, typer.Option(help="A Python that has openenv, verifiers or both.")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> None:
     """Measure all and print tables."""
@@ -430,7 +465,7 @@ def main(
     console.print(table)
     loads = [asyncio.run(measure_load(text, sessions, turns))]
     if peers is not None:
-        loads.append(asyncio.run(measure_peer(peers, text, sessions, turns)))
+        loads += [asyncio.run(measure_peer(peers, name, text, sessions, turns)) for name in find_peers(peers)]
     table = Table("server", "sessions", "turns", "answers a second", "CPU ms a turn", "KiB a session", "of text, KiB")
     for load in loads:
         rounded = (load.answers_per_second, load.cpu_milliseconds, load.kib_per_session, load.history_kib)

