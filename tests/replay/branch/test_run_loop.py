@@ -37,7 +37,7 @@ def test_another_tokenizer_is_refused_with_both_texts(tmp_path: Path) -> None:
     letters = told["model"]["vocab"]
     letters["u"], letters["s"] = letters["s"], letters["u"]
     path.write_text(json.dumps(told))
-    with pytest.raises(ConfigError, match=r"segment 1 as '<uhop>.* the record has '<shop>"):
+    with pytest.raises(ConfigError, match=r"segment 1 to '<uhop>.* but the record has '<shop>"):
         load_run_loop(run, None, validation=False).check_tokens(MADE)
 
 
