@@ -31,14 +31,14 @@ def test_times_and_ids_do_not_count(tmp_path: Path) -> None:
     run, other = left(tmp_path / "a", 0.5, ["4", "5"]), left(tmp_path / "b", 0.5, ["4", "5"], seconds=2.0)
     result = replay(run, "--same_as", other)
     assert result.exit_code == 0, result.output
-    assert "2 lines of metrics and 2 trajectories compared, all the same" in result.output
+    assert "2 lines of metrics and 2 trajectories compared, all equal" in result.output
 
 
 def test_the_first_difference_of_each_line_is_told(tmp_path: Path) -> None:
     run, other = left(tmp_path / "a", 0.5, ["4", "5"]), left(tmp_path / "b", 0.25, ["4", "6", "7"])
     result = replay(run, "--same_as", other, "--output", tmp_path / "found.jsonl")
     assert result.exit_code == 1
-    assert "4 are different" in result.output
+    assert "4 differ" in result.output
     found = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
     assert found[0] == {"where": "metrics.jsonl:1 data.actor/pg_loss", "was": 0.5, "now": 0.25}
     assert found[2]["where"] == "step_1.jsonl:2 segments[1].text"
@@ -53,10 +53,10 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "has no metrics.jsonl" in result.output
     (run / "metrics.jsonl").write_text("{")
-    assert "metrics.jsonl:1 is no JSON" in replay(run, "--same_as", run).output
+    assert "metrics.jsonl:1 is not JSON" in replay(run, "--same_as", run).output
     assert "--same_as" in replay(run, "--same_as", run, "--regrade").output
     (run / "metrics.jsonl").write_text("")
-    assert "or nothing in it" in replay(run, "--same_as", run).output
+    assert "or it is empty" in replay(run, "--same_as", run).output
 
 
 @pytest.mark.parametrize("line", ["[" * 100_000 + "]" * 100_000, b"\xff", '{"a": 1'], ids=["deep", "no UTF-8", "cut"])
@@ -66,7 +66,7 @@ def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: str | bytes) 
         file.write(line if isinstance(line, bytes) else line.encode())
     result = replay(run, "--same_as", other)
     assert result.exit_code == 2
-    assert "step_1.jsonl:2 is no JSON" in result.output
+    assert "step_1.jsonl:2 is not JSON" in result.output
 
 
 def test_files_that_cannot_be_read_or_written_are_no_difference(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.trajectory import CallRecord, Trajectory
 from verl_tool.client import ToolClient
 from verl_tool.protocol import FORMATS_FIELD, TOOLS_FIELD, TURNS_LEFT_FIELD, Fault, FaultKind
-from verl_tool.replay.reexecute import ReexecutionReport, reexecute, sent_with
-from verl_tool.replay.stored import Grading, Stored
+from verl_tool.replay.reexecute import ReexecutionReport, build_call_extras, reexecute
+from verl_tool.replay.stored import Grading, StoredAnswer
 from verl_tool.servers.tools import load_tools
 
 SHOP = """
@@ -58,7 +58,7 @@ async def shop(servers: LiveServers, tmp_path: Path, price: str) -> tuple[str, s
     return (await servers.start(load_tools(str(path)))).url, str(path)
 
 
-async def stored(url: str, actions: Sequence[str], **changes: Any) -> Stored:
+async def stored(url: str, actions: Sequence[str], **changes: Any) -> StoredAnswer:
     """A trajectory whose calls were run at `url`."""
     calls = []
     async with ToolClient(url) as client:
@@ -68,10 +68,10 @@ async def stored(url: str, actions: Sequence[str], **changes: Any) -> Stored:
             calls.append(CallRecord(step, action, told.observation, told.valid, told.done, names=names))
         await client.finish(["then"])
     made = replace(trajectory(0, "Buy.", [], None), calls=tuple(calls))
-    return Stored("step_1.jsonl:4", ROW, Grading(), replace(made, **changes))
+    return StoredAnswer("step_1.jsonl:4", ROW, Grading(), replace(made, **changes))
 
 
-async def again(url: str, tool: str, *runs: Stored) -> ReexecutionReport:
+async def again(url: str, tool: str, *runs: StoredAnswer) -> ReexecutionReport:
     options = EpisodeOptions(enable_mtrl=True, max_turns=4)
     return await reexecute(runs, url, [tool], {False: options, True: options})
 
@@ -84,7 +84,7 @@ async def test_calls_run_again_in_their_order_with_the_rows_own_data(servers: Li
     assert report.lines() == []
     assert {name: figures.calls for name, figures in report.tools.items()} == {"shop": 4, "(no tool)": 2}
     assert report.unexpected_count(set()) == 0
-    assert "6 calls of 2 trajectories run again, 0 answered otherwise" in report.words()
+    assert "6 calls of 2 trajectories run again, 0 answered differently" in report.summary()
 
 
 async def test_without_the_tools_own_comparison_times_are_differences(servers: LiveServers, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_calls_are_sent_with_what_the_loop_sends(actions: list[str], left: list[
     files = [{"path": "a.txt", "content": "eA=="}]
     row = replace(ROW, tools=("shop",), max_turns=3, tools_kwargs={"customer": "Ann", "workspace_files": files})
     options = EpisodeOptions(enable_mtrl=True, max_turns=9, formats=("hermes",))
-    first, second = sent_with(calls_of(actions), row, options)
+    first, second = build_call_extras(calls_of(actions), row, options)
     assert [each[TURNS_LEFT_FIELD] for each in (first, second)] == left
     assert (first["workspace_files"], "workspace_files" in second) == (files, False)
     assert (second["customer"], second[TOOLS_FIELD], second[FORMATS_FIELD]) == ("Ann", ["shop"], ["hermes"])

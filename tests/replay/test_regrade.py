@@ -40,7 +40,7 @@ def test_a_run_that_is_scored_as_it_was_is_all_right(tmp_path: Path) -> None:
     run = stored_run(tmp_path, ROWS, [*LINES, graded(2, "Result=5", 0.0, curiosity_bonus=None)])
     result = replay(run, "--regrade")
     assert result.exit_code == 0, result.output
-    assert "4 trajectories graded again, 0 otherwise than before; mean score 0.5000, now 0.5000" in result.output
+    assert "4 trajectories graded again, 0 differ; mean score 0.5000, now 0.5000" in result.output
 
 
 def test_a_score_that_changed_is_told_with_its_cause_and_may_be_accepted(tmp_path: Path) -> None:
@@ -63,10 +63,10 @@ def test_another_reward_is_asked_for_and_so_are_its_differences(tmp_path: Path) 
     (tmp_path / "lenient.py").write_text(LENIENT)
     result = replay(run, "--regrade", "--reward_manager", tmp_path / "lenient.py")
     assert result.exit_code == 0, result.output
-    assert "3 otherwise than before; mean score 0.6667, now 2.0000" in result.output
+    assert "3 differ; mean score 0.6667, now 2.0000" in result.output
     options = replay(run, "--regrade", "--reward_kwargs", '{"wrong": -1}')
     assert options.exit_code == 0
-    assert "1 otherwise than before" in options.output
+    assert "1 differ" in options.output
 
 
 def test_a_trajectory_that_loses_its_score_is_never_asked_for(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_trajectory_that_loses_its_score_is_never_asked_for(tmp_path: Path) ->
     result = replay(run, "--regrade", "--reward_kwargs", '{"wrong": -1}')
     assert result.exit_code == 1
     assert "is not a number" in result.output
-    assert "2 without score" in result.output
+    assert "2 without a score" in result.output
 
 
 def test_what_a_training_left_ungraded_stays_so(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_row_that_asks_something_else_is_not_taken_for_the_trajectorys(tmp_pat
     run = stored_run(tmp_path, [("Another question", "10.1"), *ROWS[1:]], LINES)
     result = replay(run, "--regrade")
     assert result.exit_code == 1
-    assert "without a row in the data: step_1.jsonl:1, step_1.jsonl:2" in result.output
+    assert "no row in the data for: step_1.jsonl:1, step_1.jsonl:2" in result.output
 
 
 def test_an_evaluation_is_graded_with_the_reward_of_its_run(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_an_evaluation_is_graded_with_the_reward_of_its_run(tmp_path: Path) -> N
     for reward in (("--reward_manager", "calculator"), ("--from_run", run)):
         result = replay(folder, "--regrade", "--data", tmp_path / "test.jsonl", *reward)
         assert result.exit_code == (0 if "--reward_manager" in reward else 1), result.output  # one asks for another
-        assert "2 trajectories graded again, 1 otherwise than before" in result.output
+        assert "2 trajectories graded again, 1 differ" in result.output
 
 
 def test_what_cannot_be_done_is_told(tmp_path: Path) -> None:
@@ -132,6 +132,6 @@ def test_a_question_of_two_data_sets_is_the_one_s_that_the_record_tells(tmp_path
     other = json.loads(rows[0]) | {"data_source": "others"}
     (tmp_path / "train.jsonl").write_text("\n".join([*rows, json.dumps(other)]) + "\n")
     result = replay(run, "--regrade")
-    assert "1 trajectories graded again, 0 otherwise than before" in result.output
+    assert "1 trajectories graded again, 0 differ" in result.output
     assert "1 without a row" in result.output
     assert "step_1.jsonl:1" in result.output

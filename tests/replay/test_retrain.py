@@ -15,7 +15,7 @@ from stored_runs import replay, stored_run, trajectory
 
 from verl_tool.agent_loop.trajectory import read_jsonl, write_jsonl
 from verl_tool.errors import ConfigError
-from verl_tool.replay.retrain import RetrainReport, compared, retraining
+from verl_tool.replay.retrain import RetrainReport, compare_metrics, make_retrain_config
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def run_of(folder: Path, *overrides: str) -> Path:
 @pytest.mark.parametrize("newer", [False, True])
 def test_it_begins_with_the_weights_before_the_step_and_leaves_the_run_alone(tmp_path: Path, newer: bool) -> None:
     run, folder = run_of(tmp_path, f"trainer.use_v1={newer}", "algorithm.filter_groups.enable=true"), tmp_path / "again"
-    first, third = (retraining(run, step, folder) for step in (1, 3))
+    first, third = (make_retrain_config(run, step, folder) for step in (1, 3))
     assert first.trainer.resume_mode == "disable"
     assert third.trainer.resume_mode == "resume_path"
     assert third.trainer.resume_from_path == str(run / "checkpoints/global_step_2")
@@ -57,50 +57,50 @@ def test_a_step_without_the_weights_before_it_is_told_those_that_have_them(tmp_p
     assert result.exit_code == 2
     told = " ".join(result.output.split())
     assert "step 2 began with the weights of global_step_1" in told
-    assert "Steps that can be made again: 1, 3." in told
+    assert "Steps that can be repeated: 1, 3." in told
     assert "trainer.save_freq=1 trainer.max_actor_ckpt_to_keep=null" in told
     assert not (tmp_path / "again").exists()
 
 
 def test_with_a_critic_its_weights_must_be_there_too(tmp_path: Path) -> None:
     run = run_of(tmp_path, "algorithm.adv_estimator=gae")
-    with pytest.raises(ConfigError, match="Steps that can be made again: none"):
-        retraining(run, 3, tmp_path / "again")
+    with pytest.raises(ConfigError, match="Steps that can be repeated: none"):
+        make_retrain_config(run, 3, tmp_path / "again")
     (run / "checkpoints/global_step_2/critic").mkdir()
-    assert retraining(run, 3, tmp_path / "again").trainer.resume_mode == "resume_path"
+    assert make_retrain_config(run, 3, tmp_path / "again").trainer.resume_mode == "resume_path"
 
 
 @pytest.mark.parametrize(
     ("overrides", "step", "told"),
     [
         (("trajectories_dir=null",), 1, "has stored no trajectories"),
-        (("trainer.use_v1=false", "data.train_batch_size=2"), 1, "has 2 trajectories, and a step of the run has 4"),
-        (("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async"), 1, "is no one batch"),
-        (("algorithm.adv_estimator=remax",), 1, "compares with answers that are no part of the batch"),
-        (("algorithm.adv_estimator=gae",), 1, "drawn at random"),
-        (("actor_rollout_ref.model.lora_rank=8",), 1, "drawn at random"),
+        (("trainer.use_v1=false", "data.train_batch_size=2"), 1, "has 2 trajectories, but a step of the run has 4"),
+        (("trainer.use_v1=true", "trainer.v1.trainer_mode=separate_async"), 1, "has several batches"),
+        (("algorithm.adv_estimator=remax",), 1, "needs baseline answers"),
+        (("algorithm.adv_estimator=gae",), 1, "random weights"),
+        (("actor_rollout_ref.model.lora_rank=8",), 1, "random weights"),
         (("reward.reward_model.enable=true",), 1, "a second model"),
-        (("actor_rollout_ref.actor.checkpoint.save_contents=[model]",), 3, "hold no extra, optimizer"),
+        (("actor_rollout_ref.actor.checkpoint.save_contents=[model]",), 3, "lack extra, optimizer"),
     ],
 )
 def test_what_cannot_be_made_again_is_refused(tmp_path: Path, overrides: tuple[str, ...], step: int, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        retraining(run_of(tmp_path, *overrides), step, tmp_path / "again")
+        make_retrain_config(run_of(tmp_path, *overrides), step, tmp_path / "again")
 
 
 def test_nothing_is_written_into_the_run(tmp_path: Path) -> None:
     run = run_of(tmp_path)
-    with pytest.raises(ConfigError, match="lies in the run's own folder"):
-        retraining(run, 1, run / "again")
+    with pytest.raises(ConfigError, match="lies in the folder of the run"):
+        make_retrain_config(run, 1, run / "again")
     other = run_of(tmp_path / "other")
     (other / "config.yaml").write_text((other / "config/config.yaml").read_text())
     with pytest.raises(ConfigError, match="the folder of another training"):
-        retraining(run, 1, other)
+        make_retrain_config(run, 1, other)
 
 
 def test_a_run_whose_update_is_not_known_is_refused(tmp_path: Path) -> None:
     run = run_of(tmp_path)
-    assert "tell no actor/loss and no actor/grad_norm of step 3" in replay(run, "--retrain", 3).output
+    assert "lack actor/loss and actor/grad_norm of step 3" in replay(run, "--retrain", 3).output
     assert "no step_4.jsonl; steps that are stored: 1, 2, 3" in replay(run, "--retrain", 4).output
     (run / "metrics.jsonl").unlink()
     result = replay(run, "--retrain", 1)
@@ -116,7 +116,7 @@ def test_an_error_of_the_training_is_told(tmp_path: Path) -> None:
         path.unlink()
     result = replay(run, "--retrain", 1, "--run_dir", tmp_path / "again")
     assert result.exit_code == 2, result.output
-    assert "ended with code 1: error:" in " ".join(result.output.split())
+    assert "exited with code 1: error:" in " ".join(result.output.split())
 
 
 def test_what_is_within_the_tolerance_is_the_same() -> None:
@@ -128,15 +128,15 @@ def test_what_is_within_the_tolerance_is_the_same() -> None:
         "actor/perf/x": 1.0,
     }
     now = {**then, "actor/pg_loss": 9e-6, "actor/grad_norm": 2.003, "actor/perf/x": 2.0, "timing_s/step": 1.0}
-    found = {metric.name: metric.same for metric in compared(then, now, 1e-3)}
+    found = {metric.name: metric.same for metric in compare_metrics(then, now, 1e-3)}
     names = ["actor/grad_norm", "actor/loss", "actor/entropy", "actor/pg_loss", "critic/score/mean"]
     assert list(found) == names
     assert [name for name in names if not found[name]] == ["actor/grad_norm"]
-    report = RetrainReport(3, 1e-3, list(compared(then, now, 1e-3)))
-    assert report.words() == "step 3 made again: 1 of 5 metrics of the update differ by more than 0.001"
+    report = RetrainReport(3, 1e-3, list(compare_metrics(then, now, 1e-3)))
+    assert report.summary() == "step 3 repeated: 1 of 5 metrics of the update differ by more than 0.001"
     assert json.loads(report.lines()[0]) == {"where": "actor/grad_norm", "was": 2.0, "now": 2.003}
     assert (report.unexpected_count(()), report.unexpected_count({("actor/grad_norm", 2.003)})) == (1, 0)
-    assert all(metric.same for metric in compared(then, now, 2e-3))
+    assert all(metric.same for metric in compare_metrics(then, now, 2e-3))
 
 
 @TRAINS_ON_CPU[0]

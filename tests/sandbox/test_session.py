@@ -70,7 +70,7 @@ async def test_a_traceback_shows_the_lines_of_cells_and_nothing_of_ours(session:
     assert lines[:3] == ["Traceback (most recent call last):", '  File "<cell 2>", line 2, in <module>', "    f(0)"]
     assert lines[3:5] == ['  File "<cell 1>", line 2, in f', "    return 1 / x"]
     assert lines[-1] == "ZeroDivisionError: division by zero"
-    assert "keeper" not in " ".join(lines)
+    assert "interpreter_process" not in " ".join(lines)
     syntax = await session.run("print('x'")
     assert "SyntaxError: '(' was never closed" in syntax.stderr
     assert "Traceback" not in syntax.stderr
@@ -166,8 +166,8 @@ async def test_an_interpreter_that_dies_between_calls_is_told_of(session: Sessio
     assert session._worker is not None
     forkserver = psutil.Process(session._worker.pid)
     uid = await _uid(session)
-    keeper = next(each for each in forkserver.children(recursive=True) if each.uids().real == uid)
-    keeper.kill()
+    interpreter = next(each for each in forkserver.children(recursive=True) if each.uids().real == uid)
+    interpreter.kill()
     await asyncio.sleep(0.3)
     result = await session.run("open('ran', 'w')")
     assert (result.state, result.stdout, result.exit_code) == ("lost", "", None)
@@ -397,7 +397,7 @@ async def test_a_cell_that_leaves_no_memory_for_the_next_is_undone(pool: Sandbox
     async with pool.session(limits=SessionLimits(memory_bytes=256 << 20)) as session:
         full = await session.run(fill.format(freed=2))
         assert (full.state, full.limit_hit) == ("rolled_back", None)
-        assert full.stderr == "The cell was undone: it left no memory for the next one.\n"
+        assert full.stderr == "The cell was rolled back: it left no memory for the next one.\n"
         assert (await session.run(fill.format(freed=16))).state == "kept"
         assert await shown(session, "len(x) > 50") == "True\n"
         objects = "y = []\ntry:\n    while True: y.append([1] * 10)\nexcept MemoryError: pass"

@@ -15,7 +15,7 @@ from verl_tool.sandbox import Limits, SandboxPool
 
 AT_ONCE = 8
 SPARE_SECONDS = 3.0
-"""For a keeper to undo a cell, and for the forkserver to end a keeper that does not, while others do the same."""
+"""For an interpreter to roll back a cell, and for the forkserver to kill one that does not, while others do it too."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -29,7 +29,7 @@ PROGRAMS: Programs = {
 }
 
 DIFFERENT = {
-    # One socket is there besides, over which a cell's process takes over from the keeper; others' words are ignored.
+    # One socket is there besides, over which a cell's process takes over from its parent; others' words are ignored.
     "fake-protocol-reply": "out.count(b'WROTE') == 1 and result.state == 'kept'",
     "fd-leak": "len(eval(out)) <= 5",
     "inherited-descriptors": "out.count('GOT') == 1 and 'socket' in out and rc == 0",

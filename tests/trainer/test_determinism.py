@@ -98,8 +98,8 @@ def test_two_trainings_are_the_same(tmp_path: Path, calculator: Calculator, tool
     once, again, other = (_trained(tmp_path / name, calculator, tool, use_v1, name) for name in names)
     report = compare_runs(once, again)
     assert report.differences == []
-    assert report.lines_of["metrics.jsonl"] == 3
-    assert report.lines_of["step_2.jsonl"] == 64
+    assert report.line_counts["metrics.jsonl"] == 3
+    assert report.line_counts["step_2.jsonl"] == 64
     assert _order_of_answers(once) != _order_of_answers(again)
     samples = [trajectory.response_ids for trajectory in read_jsonl(once / "trajectories" / "step_1.jsonl")]
     assert any(samples[8 * row] != samples[8 * row + 1] for row in range(8))  # one seed for all would give the same

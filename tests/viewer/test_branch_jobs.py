@@ -111,7 +111,7 @@ async def test_what_fails_is_told_with_the_command_s_words(made: tuple[Path, str
 
     events = await asyncio.to_thread(go)
     assert events[-1] == {"exit": 2}
-    assert "cannot go on from there" in "".join(event.get("text", "") for event in events)
+    assert "cannot continue" in "".join(event.get("text", "") for event in events)
 
 
 async def test_one_at_a_time_and_a_page_that_leaves_ends_its_own(made: tuple[Path, str]) -> None:

@@ -1,1 +1,1 @@
-"""What a run left behind, done again: its trajectories scored, and their calls run."""
+"""Repeat what a stored run did, and report what differs: scores, tool calls, an update."""

@@ -1,4 +1,4 @@
-"""The tool server on which a run's calls are run again: one that is there, or one as the run's own."""
+"""The tool server that runs a run's calls again: an existing one, or a new one with the run's tools."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LOG = Path("outputs/replay/tool_server.log")
 
 @contextlib.contextmanager
 def tool_server(config: DictConfig | None, url: str | None) -> Iterator[str]:
-    """The URL of the server, for as long as the block runs: `url`, or else that of the run's config. Raises ConfigError
-    if neither names one, ToolServerError if the run's does not start."""
+    """Yield the URL of a tool server: `url`, or by default the server of the run's config, which is started if the run
+    did. Raises ConfigError if neither names a server, ToolServerError if it does not start."""
     agent = config.actor_rollout_ref.agent if config is not None else {}
     if url is None and config is not None and config.tool_server.start is not None:
         (port,) = free_ports(1)
@@ -31,11 +31,11 @@ def tool_server(config: DictConfig | None, url: str | None) -> Iterator[str]:
         return
     url = url or agent.get("tool_server_url") or (agent.get("tool_config") or {}).get("server_url")
     if url is None:
-        raise ConfigError("no tool server: the run names none; give --tool_server_url")
+        raise ConfigError("the config of the run names no tool server; give --tool_server_url")
     yield str(url)
 
 
 def served_tools(config: DictConfig | None) -> list[str]:
-    """The names and paths of the tools that the run itself served."""
+    """Return the names and paths of the tools that the run served itself."""
     served = config.tool_server.start if config is not None else None
     return [name.strip() for name in str(served or "").split(",") if name.strip()]

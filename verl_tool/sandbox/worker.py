@@ -126,7 +126,7 @@ class Worker:
         if "error" in answer:
             await self.close()
             raise IsolationError(f"a forkserver could not start: {answer['error']}")
-        self.loaded, self.missing, self.modules = answer["loaded"], answer["missing"], frozenset(answer["holds"])
+        self.loaded, self.missing, self.modules = answer["loaded"], answer["missing"], frozenset(answer["imported"])
         self.resident_bytes = answer["resident"]
         self.alive = True
         asyncio.get_running_loop().add_reader(local.fileno(), self._receive)

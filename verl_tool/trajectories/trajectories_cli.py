@@ -73,7 +73,7 @@ def _writer(to: FileForm, data: tuple[Path, ...]) -> Callable[[Trajectory], Conv
         rows = Rows([row for path in data for row in read_problems(path)])
 
         def with_messages(trajectory: Trajectory) -> Converted:
-            row = rows.of(trajectory)
+            row = rows.match(trajectory)
             return openai_messages.write(trajectory, None if row is None else row.messages)
 
         return with_messages

@@ -103,13 +103,13 @@ async def test_what_cannot_be_done_is_told_in_a_sentence(servers: LiveServers, t
     run, url = await a_run(servers, tmp_path, name="validation_1")
     for arguments, words in [
         (("validation_1.jsonl:1",), "give --turn K"),
-        (("validation_1.jsonl:1", "--turn", 1, "--values"), "leave --turn"),
-        (("validation_1.jsonl:1", "--turn", 1, "--action", "a", "--observation", "b"), "give just one"),
+        (("validation_1.jsonl:1", "--turn", 1, "--values"), "leave out --turn"),
+        (("validation_1.jsonl:1", "--turn", 1, "--action", "a", "--observation", "b"), "not both"),
         (("validation_1.jsonl:9", "--turn", 1), "no trajectory at line 9"),
         (("step_7.jsonl:1", "--turn", 1), "no file 'step_7.jsonl'; it has"),
-        (("../x.jsonl:1", "--turn", 1), "no FILE:LINE"),
+        (("../x.jsonl:1", "--turn", 1), "is not FILE:LINE"),
         (("validation_1.jsonl:1", "--turn", 1, "--model", tmp_path), "no config.json"),
-        (("validation_1.jsonl:1", "--turn", 1), "no tool server"),
+        (("validation_1.jsonl:1", "--turn", 1), "names no tool server"),
         (
             ("validation_1.jsonl:1", "--turn", 1, "--endpoint", "nowhere", "--tool_server_url", url),
             "begin it with http",
@@ -119,7 +119,7 @@ async def test_what_cannot_be_done_is_told_in_a_sentence(servers: LiveServers, t
         assert result.exit_code == 2, result.output
         assert words in " ".join(result.output.split()), result.output
     cold = await branched(run, "validation_1.jsonl:1", "--turn", 1, "--samples", 2, "--temperature", 0)
-    assert "2 continuations are one; give --temperature" in " ".join(cold.output.split())
+    assert "2 continuations would be equal; give --temperature" in " ".join(cold.output.split())
     assert not (run / "branches").exists()
 
 

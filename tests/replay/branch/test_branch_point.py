@@ -22,16 +22,16 @@ from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.trajectory import Author, CallRecord, RowContext, Segment, Trajectory
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import Fault, FaultKind, StepResult
-from verl_tool.replay.branch.branch_point import BranchPlace, Edit, branch_point
-from verl_tool.replay.stored import Grading, Stored
+from verl_tool.replay.branch.branch_point import Edit, RecordLocation, make_branch_point
+from verl_tool.replay.stored import Grading, StoredAnswer
 
 ROW = Problem(0, ({"role": "user", "content": "Buy."},), "shop", {})
-PLACE = BranchPlace("step_1.jsonl", 4)
+LOCATION = RecordLocation("step_1.jsonl", 4)
 TURNS = [("<a>1</a>", "one"), ("<a>2</a>", "two"), ("three", "")]
 
 
-def stored(made: Trajectory | None, row: Problem | None = ROW) -> Stored:
-    return Stored("step_1.jsonl:4", row, Grading(), made)
+def stored(made: Trajectory | None, row: Problem | None = ROW) -> StoredAnswer:
+    return StoredAnswer("step_1.jsonl:4", row, Grading(), made)
 
 
 class Recorded:
@@ -62,7 +62,7 @@ def test_a_model_and_tools_that_do_as_before_make_the_same_trajectory_from_any_t
     # An empty answer to the loop's own first call leaves no trace: the call may then be taken for the model's.
     assume(len(made.calls) - len(made.turn_calls) == options.call_tool_first)
     turn = data.draw(st.integers(1, made.num_turns))
-    point = branch_point(PLACE, stored(made), turn)
+    point = make_branch_point(LOCATION, stored(made), turn)
     partial = point.partial
     assert partial.segments == made.segments[: len(partial.segments)]
     assert (partial.num_turns, len(point.calls)) == (turn - 1, turn - 1 + options.call_tool_first)
@@ -80,7 +80,7 @@ def test_a_model_and_tools_that_do_as_before_make_the_same_trajectory_from_any_t
 
 
 def test_an_edited_observation_keeps_its_call_in_the_state_and_not_in_the_beginning() -> None:
-    point = branch_point(PLACE, stored(trajectory(0, "Buy.", TURNS, None)), 2, Edit("observation", "2!"))
+    point = make_branch_point(LOCATION, stored(trajectory(0, "Buy.", TURNS, None)), 2, Edit("observation", "2!"))
     assert [call.observation for call in point.calls] == ["one", "two"]
     assert [call.observation for call in point.partial.calls] == ["one"]
     assert point.recorded_turn.text == "<a>2</a>"
@@ -104,31 +104,36 @@ PLAIN = trajectory(0, "Buy.", TURNS, None)
 @pytest.mark.parametrize(
     ("kept", "turn", "edit", "words"),
     [
-        (stored(None), 1, None, "no trajectory"),
+        (stored(None), 1, None, "without a trajectory"),
         (stored(PLAIN, None), 1, None, "no row"),
         (stored(with_image(PLAIN)), 1, None, "has images"),
-        (stored(replace(PLAIN, calls=(replace(PLAIN.calls[0], agent=1), *PLAIN.calls))), 1, None, "has sub-agents"),
-        (stored(replace(PLAIN, extra={"session": {}})), 1, None, "only that agent could go on"),
-        (stored(replace(PLAIN, contexts=(RowContext((1,), "window"),))), 1, None, "was fed 2 contexts"),
+        (
+            stored(replace(PLAIN, calls=(replace(PLAIN.calls[0], agent=1), *PLAIN.calls))),
+            1,
+            None,
+            "of sub-agents",
+        ),
+        (stored(replace(PLAIN, extra={"session": {}})), 1, None, "only that agent could continue"),
+        (stored(replace(PLAIN, contexts=(RowContext((1,), "window"),))), 1, None, "has 2 contexts"),
         (stored(PLAIN), 0, None, "give --turn 1 to 3"),
         (stored(PLAIN), 4, None, "give --turn 1 to 3"),
         (stored(PLAIN), 1, Edit("action", ""), "--action is empty"),
         (stored(PLAIN), 3, Edit("observation", "x"), "called no tool"),
-        (stored(with_second_call(fault=FAULT)), 2, Edit("observation", "x"), "ended in a fault"),
+        (stored(with_second_call(fault=FAULT)), 2, Edit("observation", "x"), r"made a call that failed \(timeout\)"),
         (stored(with_second_call(done=True)), 2, Edit("observation", "x"), "ended the trajectory"),
-        (stored(with_second_call(done=True)), 3, None, "turn 2 has no call that was answered"),
-        (stored(with_second_call(action="<a>7</a>")), 3, None, "turn 2 has no call that was answered"),
+        (stored(with_second_call(done=True)), 3, None, "turn 2 has no answered call"),
+        (stored(with_second_call(action="<a>7</a>")), 3, None, "turn 2 has no answered call"),
     ],
 )
-def test_what_cannot_be_a_beginning_is_refused(kept: Stored, turn: int, edit: Edit | None, words: str) -> None:
+def test_what_cannot_be_a_beginning_is_refused(kept: StoredAnswer, turn: int, edit: Edit | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        branch_point(PLACE, kept, turn, edit)
+        make_branch_point(LOCATION, kept, turn, edit)
 
 
 @pytest.mark.parametrize("text", ["step_1.jsonl", "step_1.jsonl:0", "../../x.jsonl:1", "/x.jsonl:1", "a/b.jsonl:1", ""])
 def test_a_place_is_a_file_of_the_run_and_a_line(text: str) -> None:
-    assert BranchPlace.read("trajectories/step_1.jsonl:17") == BranchPlace("step_1.jsonl", 17)
-    assert BranchPlace.read("step_1:17") == BranchPlace("step_1.jsonl", 17)  # as the viewer shows it
-    assert str(BranchPlace.read("branches/step_1.17.jsonl:2")) == "branches/step_1.17.jsonl:2"
-    with pytest.raises(ConfigError, match="no FILE:LINE"):
-        BranchPlace.read(text)
+    assert RecordLocation.parse("trajectories/step_1.jsonl:17") == RecordLocation("step_1.jsonl", 17)
+    assert RecordLocation.parse("step_1:17") == RecordLocation("step_1.jsonl", 17)  # as the viewer shows it
+    assert str(RecordLocation.parse("branches/step_1.17.jsonl:2")) == "branches/step_1.17.jsonl:2"
+    with pytest.raises(ConfigError, match="is not FILE:LINE"):
+        RecordLocation.parse(text)

@@ -12,12 +12,12 @@ pytest.importorskip("verl")
 from stored_runs import trajectory
 
 from eval_service.evaluation.dataset import Problem
-from verl_tool.replay.branch.branch_point import BranchPlace, BranchPoint
-from verl_tool.replay.branch.branch_values import Mean, turn_value
+from verl_tool.replay.branch.branch_point import BranchPoint, RecordLocation
+from verl_tool.replay.branch.branch_values import Mean, estimate_turn_value
 from verl_tool.replay.branch.branches import Branch
 
 MADE = trajectory(0, "Buy.", [("Result=1", "")], None)
-POINT = BranchPoint(BranchPlace("step_1.jsonl", 1), MADE, Problem(0, (), "sums", {}), 1)
+POINT = BranchPoint(RecordLocation("step_1.jsonl", 1), MADE, Problem(0, (), "sums", {}), 1)
 
 
 def branch(score: float | None) -> Branch:
@@ -30,8 +30,8 @@ def test_the_mean_and_its_standard_error() -> None:
 
 
 def test_what_has_no_score_is_counted_and_not_averaged() -> None:
-    value = turn_value(2, [branch(0.8), branch(0.2), branch(None)])
+    value = estimate_turn_value(2, [branch(0.8), branch(0.2), branch(None)])
     assert (value.turn, value.samples, value.unscored) == (2, 2, 1)
     assert (value.score.value, value.success.value) == (pytest.approx(0.5), 0.5)
     assert value.to_json()["success"] == {"value": 0.5, "error": pytest.approx(0.5)}
-    assert turn_value(1, [branch(None)]).score.value is None
+    assert estimate_turn_value(1, [branch(None)]).score.value is None

@@ -24,11 +24,11 @@ from verl_tool.agent_loop.tokenizer import render_prompt
 from verl_tool.agent_loop.trajectory import StopReason, Trajectory
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError
-from verl_tool.replay.branch.branch_point import BranchPlace, BranchPoint, Edit, branch_point
+from verl_tool.replay.branch.branch_point import BranchPoint, Edit, RecordLocation, make_branch_point
 from verl_tool.replay.branch.continuation import Continuation
 from verl_tool.replay.branch.model import Model
 from verl_tool.replay.branch.rebuilt_state import StateRebuilder
-from verl_tool.replay.branch.run_loop import RunLoop, run_loop
+from verl_tool.replay.branch.run_loop import RunLoop, load_run_loop
 from verl_tool.replay.reexecute import ObservationComparison
 from verl_tool.replay.stored import StoredRun
 from verl_tool.servers.tools import load_tools
@@ -36,7 +36,7 @@ from verl_tool.servers.tools import load_tools
 pytestmark = pytest.mark.slow
 
 TURNS = ["<shop>tea</shop>", "<shop>rice</shop>", "Result=3"]
-PLACE = BranchPlace("step_1.jsonl", 1)
+LOCATION = RecordLocation("step_1.jsonl", 1)
 
 
 async def shop(servers: LiveServers, folder: Path) -> str:
@@ -47,15 +47,15 @@ async def point_of(
     url: str, folder: Path, turn: int, edit: Edit | None, turns: list[str] = TURNS
 ) -> tuple[BranchPoint, RunLoop]:
     run = branch_run(folder, [await recorded(url, turns)])
-    return branch_point(PLACE, StoredRun(run).at(PLACE.file, PLACE.line), turn, edit), run_loop(
-        run, None, of_validation=False
+    return make_branch_point(LOCATION, StoredRun(run).find(LOCATION.file, LOCATION.line), turn, edit), load_run_loop(
+        run, None, validation=False
     )
 
 
 async def gone_on(url: str, point: BranchPoint, loop: RunLoop, model: Told) -> Trajectory:
     async with ToolClient(url) as client:
         rebuilder = StateRebuilder(client, ObservationComparison([]), loop.options)
-        async with rebuilder.states(point, 1) as states:
+        async with rebuilder.rebuild(point, 1) as states:
             return await Continuation(loop, Model(model), client).run(point, states.trajectory_ids[0])
 
 
@@ -131,8 +131,8 @@ async def test_a_long_edited_observation_is_cut_as_the_loop_cuts(servers: LiveSe
 @pytest.mark.parametrize(
     ("action", "words"),
     [
-        ("<shop>a</shop> and more", "goes on behind its stop string with ' and more'"),
-        ("x" * 2000, "has 2000 tokens, and the run's limits leave"),
+        ("<shop>a</shop> and more", "has text after its stop string: ' and more'"),
+        ("x" * 2000, "has 2000 tokens, but the run's limits leave"),
     ],
 )
 async def test_an_action_that_the_model_could_not_write_is_refused(
@@ -156,7 +156,7 @@ async def test_in_a_chat_the_template_closes_an_edited_turn_as_any_other() -> No
     loop = RunLoop(Path(), tokenizer, options, Sampling(), prompts, formats, "auto", False)  # type: ignore[arg-type]
     model = Model(ScriptedEngine(tokenizer, ["done"]))
     continuation = Continuation(loop, model, ToyTools(lambda action, n: f"answer to {action}"))
-    made = await continuation.run(BranchPoint(PLACE, parent, row, 2, Edit("action", "<a>9</a>")), "t")
+    made = await continuation.run(BranchPoint(LOCATION, parent, row, 2, Edit("action", "<a>9</a>")), "t")
     for action in ("<a>1</a>", "<a>9</a>"):
         messages += [{"role": "assistant", "content": action}, {"role": "user", "content": f"answer to {action}"}]
     whole = tokenizer.apply_chat_template(

@@ -18,7 +18,7 @@ from verl_tool.client import ToolClient
 from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind
-from verl_tool.replay.branch.branch_point import BranchPlace, BranchPoint
+from verl_tool.replay.branch.branch_point import BranchPoint, RecordLocation
 from verl_tool.replay.branch.rebuilt_state import DriftError, StateRebuilder
 from verl_tool.replay.reexecute import ObservationComparison
 from verl_tool.servers.tools import load_tools
@@ -33,7 +33,7 @@ async def shop(servers: LiveServers, folder: Path, price: str = "3", *, forks: b
 
 
 async def before_the_last(server: LiveServer) -> BranchPoint:
-    return BranchPoint(BranchPlace("step_1.jsonl", 1), await recorded(server.url, TURNS), ROW, 3)
+    return BranchPoint(RecordLocation("step_1.jsonl", 1), await recorded(server.url, TURNS), ROW, 3)
 
 
 def rebuilder(client: ToolClient, *, accept_drift: bool = False) -> StateRebuilder:
@@ -48,7 +48,7 @@ async def test_each_state_holds_what_was_bought_and_is_its_own(
     point = await before_the_last(server)
     (tool,) = server.app.toolset.tools
     async with ToolClient(server.url) as client:
-        async with rebuilder(client).states(point, 3) as states:
+        async with rebuilder(client).rebuild(point, 3) as states:
             assert states.forked == forks
             assert type(tool).forks == (2 if forks else 0)  # type: ignore[attr-defined]
             ids = states.trajectory_ids
@@ -63,7 +63,7 @@ async def test_a_verified_row_has_no_forks(servers: LiveServers, tmp_path: Path)
     verified = replace(
         point, row=replace(ROW, verification=Verification(files=pack_files({"test.sh": PackedFile(b"true")})))
     )
-    async with ToolClient(server.url) as client, rebuilder(client).states(verified, 2) as states:
+    async with ToolClient(server.url) as client, rebuilder(client).rebuild(verified, 2) as states:
         assert not states.forked
 
 
@@ -72,11 +72,11 @@ async def test_a_changed_world_is_refused_or_accepted(servers: LiveServers, tmp_
     now = await shop(servers, tmp_path, price="5")
     async with ToolClient(now.url) as client:
         with pytest.raises(DriftError, match=r"2 of 2 calls before turn 3 .* --accept_drift") as told:
-            async with rebuilder(client).states(point, 2):
+            async with rebuilder(client).rebuild(point, 2):
                 pass
         assert (told.value.drifts[0].was, told.value.drifts[0].now) == (answer("[tea at 3]"), answer("[tea at 5]"))
         assert len(now.app.toolset._table) == 0
-        async with rebuilder(client, accept_drift=True).states(point, 2) as states:
+        async with rebuilder(client, accept_drift=True).rebuild(point, 2) as states:
             assert [drift.where for drift in states.drifts] == ["step_1.jsonl:1#0", "step_1.jsonl:1#1"]
 
 
@@ -85,8 +85,8 @@ async def test_a_call_without_answer_is_no_state_to_go_on_from(servers: LiveServ
     point = await before_the_last(server)
     await servers.stop()
     async with ToolClient(server.url, max_retries=0) as client:
-        with pytest.raises(DriftError, match="call 0 gets no answer now") as told:
-            async with rebuilder(client, accept_drift=True).states(point, 1):
+        with pytest.raises(DriftError, match="call 0 now fails") as told:
+            async with rebuilder(client, accept_drift=True).rebuild(point, 1):
                 pass
     assert told.value.drifts[0].now.startswith("fault unreachable")
 
@@ -94,7 +94,7 @@ async def test_a_call_without_answer_is_no_state_to_go_on_from(servers: LiveServ
 async def test_before_the_first_call_there_is_nothing_to_run(servers: LiveServers, tmp_path: Path) -> None:
     server = await shop(servers, tmp_path)
     point = replace(await before_the_last(server), turn=1)
-    async with ToolClient(server.url) as client, rebuilder(client).states(point, 2) as states:
+    async with ToolClient(server.url) as client, rebuilder(client).rebuild(point, 2) as states:
         assert len(set(states.trajectory_ids)) == 2
         assert len(server.app.toolset._table) == 0
 
@@ -111,6 +111,6 @@ async def test_a_fork_that_fails_otherwise_is_raised(
     async with ToolClient(server.url) as client:
         monkeypatch.setattr(client, "fork", full)
         with pytest.raises(ToolFault, match="overloaded"):
-            async with rebuilder(client).states(point, 2):
+            async with rebuilder(client).rebuild(point, 2):
                 pass
     assert len(server.app.toolset._table) == 0

@@ -1,1 +1,1 @@
-"""Time travel: from a turn of a stored trajectory on, with a model and the tools' state of then."""
+"""Continue stored trajectories from a turn, with a model and the rebuilt state of the tools."""

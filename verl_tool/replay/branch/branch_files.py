@@ -1,7 +1,7 @@
-"""Where branches are stored: ``branches/step_3.17.jsonl`` in the run's folder has those of ``step_3.jsonl:17``.
+"""Store branches in the run's folder: those of ``step_3.jsonl:17`` in ``branches/step_3.17.jsonl``.
 
-Its lines are records of trajectories as any other file's, with `extra.branch` besides. ``step_3.17.values.json`` has
-the values of its turns. Branches of a branch, ``branches/step_3.17.jsonl:2``, are in ``branches/step_3.17.2.jsonl``.
+A line is a record of a trajectory, with its origin in `extra.branch`. ``step_3.17.values.json`` has the values of the
+turns. Branches of a branch, ``branches/step_3.17.jsonl:2``, are in ``branches/step_3.17.2.jsonl``.
 """
 
 from __future__ import annotations
@@ -16,54 +16,54 @@ from pathlib import Path
 
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.errors import ConfigError
-from verl_tool.replay.branch.branch_point import BranchPlace
+from verl_tool.replay.branch.branch_point import RecordLocation
 from verl_tool.replay.branch.branch_values import TurnValue
 from verl_tool.replay.stored import BRANCHES
 from verl_tool.util.atomic_files import atomic_write
 
 LOCK_SECONDS = 30.0
-"""The longest wait for another command that writes into the same folder."""
+"""How long to wait for another command that writes to the same folder."""
 
 
-def branches_path(run: Path, place: BranchPlace) -> Path:
-    """The file of the branches of a trajectory."""
-    name = place.file.removeprefix(f"{BRANCHES}/").removesuffix(".jsonl")
-    return run / BRANCHES / f"{name}.{place.line}.jsonl"
+def branches_path(run: Path, location: RecordLocation) -> Path:
+    """Return the file of a trajectory's branches."""
+    name = location.file.removeprefix(f"{BRANCHES}/").removesuffix(".jsonl")
+    return run / BRANCHES / f"{name}.{location.line}.jsonl"
 
 
-def values_path(run: Path, place: BranchPlace) -> Path:
-    """The file of the values of a trajectory's turns."""
-    return branches_path(run, place).with_suffix(".values.json")
+def values_path(run: Path, location: RecordLocation) -> Path:
+    """Return the file of the values of a trajectory's turns."""
+    return branches_path(run, location).with_suffix(".values.json")
 
 
-def add_branches(run: Path, place: BranchPlace, records: Sequence[Trajectory]) -> range:
-    """Put `records` behind the branches that are there, all or none. The numbers of their lines, from 1. Raises
-    ConfigError if another command holds the folder for `LOCK_SECONDS`."""
-    path = branches_path(run, place)
-    with _held(path.parent):
-        before = path.read_bytes() if path.is_file() else b""
-        _replace(path, before + "".join(f"{record.to_json()}\n" for record in records).encode())
-    first = before.count(b"\n") + 1
+def add_branches(run: Path, location: RecordLocation, records: Sequence[Trajectory]) -> range:
+    """Append all of `records` or none to the stored branches, and return their line numbers, from 1. Raises ConfigError
+    if another command locks the folder for `LOCK_SECONDS`."""
+    path = branches_path(run, location)
+    with _lock(path.parent):
+        stored = path.read_bytes() if path.is_file() else b""
+        _write(path, stored + "".join(f"{record.to_json()}\n" for record in records).encode())
+    first = stored.count(b"\n") + 1
     return range(first, first + len(records))
 
 
-def write_values(run: Path, place: BranchPlace, values: Sequence[TurnValue], model: str) -> Path:
-    """Store the values of a trajectory's turns in place of those that are there. The file."""
+def write_values(run: Path, location: RecordLocation, values: Sequence[TurnValue], model: str) -> Path:
+    """Store the values of a trajectory's turns, replacing earlier ones, and return the file."""
     content = {
-        "file": place.file,
-        "line": place.line,
+        "file": location.file,
+        "line": location.line,
         "model": model,
         "turns": [value.to_json() for value in values],
     }
-    path = values_path(run, place)
-    with _held(path.parent):
-        _replace(path, json.dumps(content, indent=1).encode() + b"\n")
+    path = values_path(run, location)
+    with _lock(path.parent):
+        _write(path, json.dumps(content, indent=1).encode() + b"\n")
     return path
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """No other command writes into `folder` while the block runs."""
+def _lock(folder: Path) -> Iterator[None]:
+    """Keep other commands from writing to `folder` while the block runs."""
     folder.mkdir(exist_ok=True)
     handle, deadline = os.open(folder, os.O_RDONLY), time.monotonic() + LOCK_SECONDS
     try:
@@ -73,15 +73,14 @@ def _held(folder: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    words = f"another command has been writing into {folder} for {LOCK_SECONDS:g} s; wait for its end"
-                    raise ConfigError(words) from None
+                    raise ConfigError(f"{folder} has been locked by another command for {LOCK_SECONDS:g} s") from None
                 time.sleep(0.05)
         yield
     finally:
         os.close(handle)
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes) -> None:
     with atomic_write(path) as draft, draft.open("wb") as file:
         file.write(content)
         file.flush()

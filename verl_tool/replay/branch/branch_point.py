@@ -1,4 +1,4 @@
-"""Where a trajectory is left, and what stands there in place of what was: the beginning of its branches."""
+"""The point of a stored trajectory from which branches continue, and the edit there."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from verl_tool.agent_loop.trajectory import CallRecord, Segment, Trajectory
 from verl_tool.errors import ConfigError
 from verl_tool.gateway.session_record import SESSION
 from verl_tool.protocol import StepResult
-from verl_tool.replay.stored import Stored
+from verl_tool.replay.stored import StoredAnswer
 
-_PLACE = re.compile(r"(?:trajectories/)?((?:branches/)?[^/\s:]+):([1-9]\d{0,8})")
+_LOCATION = re.compile(r"(?:trajectories/)?((?:branches/)?[^/\s:]+):([1-9]\d{0,8})")
 
 
 @dataclass(frozen=True)
-class BranchPlace:
-    """A line of a run's file."""
+class RecordLocation:
+    """A line of a file of a run."""
 
     file: str
     """``step_3.jsonl``, or ``branches/step_3.17.jsonl``."""
@@ -27,12 +27,12 @@ class BranchPlace:
     """From 1."""
 
     @classmethod
-    def read(cls, text: str) -> BranchPlace:
-        """That of ``FILE:LINE``. Raises ConfigError."""
-        found = _PLACE.fullmatch(text)
+    def parse(cls, text: str) -> RecordLocation:
+        """Parse ``FILE:LINE``. Raises ConfigError."""
+        found = _LOCATION.fullmatch(text)
         if found is None:
-            raise ConfigError(f"{text[:200]!r} is no FILE:LINE of the run; write it as step_3.jsonl:17")
-        # The viewer shows names without their ending.
+            raise ConfigError(f"{text[:200]!r} is not FILE:LINE; write it as step_3.jsonl:17")
+        # The viewer displays names without their extension.
         name = found[1] if found[1].endswith(".jsonl") else f"{found[1]}.jsonl"
         return cls(name, int(found[2]))
 
@@ -42,7 +42,7 @@ class BranchPlace:
 
 @dataclass(frozen=True)
 class Edit:
-    """What stands in place of a turn's action, or of the observation that answered it."""
+    """A replacement of a turn's action, or of the observation that answered it."""
 
     part: Literal["action", "observation"]
     text: str
@@ -50,9 +50,9 @@ class Edit:
 
 @dataclass(frozen=True)
 class BranchPoint:
-    """The beginning of branches: all before a turn of the model, and what is edited there. `branch_point` makes it."""
+    """The common beginning of branches: everything before a turn, and an edit. Made by `make_branch_point`."""
 
-    place: BranchPlace
+    location: RecordLocation
     trajectory: Trajectory
     row: Problem
     turn: int
@@ -61,27 +61,27 @@ class BranchPoint:
 
     @property
     def partial(self) -> Trajectory:
-        """The trajectory up to the turn, its tokens as they are recorded."""
+        """The trajectory before the turn, with its recorded tokens."""
         return replace(
             self.trajectory,
-            segments=self.trajectory.segments[: _turns(self.trajectory)[self.turn - 1]],
-            calls=self.trajectory.calls[: _calls_before(self.trajectory, self.turn)],
+            segments=self.trajectory.segments[: _turn_positions(self.trajectory)[self.turn - 1]],
+            calls=self.trajectory.calls[: _count_calls_before(self.trajectory, self.turn)],
         )
 
     @property
     def calls(self) -> tuple[CallRecord, ...]:
-        """Those that the tools' state is left by: before the turn, and the turn's own if its observation is edited."""
+        """The calls behind the tools' state: those before the turn, and the turn's if its observation is edited."""
         edits_observation = self.edit is not None and self.edit.part == "observation"
-        return self.trajectory.calls[: _calls_before(self.trajectory, self.turn + edits_observation)]
+        return self.trajectory.calls[: _count_calls_before(self.trajectory, self.turn + edits_observation)]
 
     @property
     def recorded_turn(self) -> Segment:
-        """What the model wrote in the turn."""
-        return self.trajectory.segments[_turns(self.trajectory)[self.turn - 1]]
+        """The recorded text of the turn."""
+        return self.trajectory.segments[_turn_positions(self.trajectory)[self.turn - 1]]
 
     @property
     def edited_answer(self) -> StepResult | None:
-        """The answer to the turn's call, if it is edited: as it was, but for the observation."""
+        """The recorded answer to the turn's call with the edited observation. None if it is not edited."""
         if self.edit is None or self.edit.part != "observation":
             return None
         call = self.calls[-1]
@@ -95,86 +95,78 @@ class BranchPoint:
         )
 
 
-def branch_point(place: BranchPlace, stored: Stored, turn: int, edit: Edit | None = None) -> BranchPoint:
-    """The point before turn `turn`, from 1, of the trajectory at `place`. Raises ConfigError if a branch cannot begin
-    there: there is no such turn, the trajectory has images or no row, or there is nothing that `edit` could replace."""
+def make_branch_point(
+    location: RecordLocation, stored: StoredAnswer, turn: int, edit: Edit | None = None
+) -> BranchPoint:
+    """Return the point before turn `turn`, from 1, of the trajectory at `location`. Raises ConfigError if there is no
+    such turn, if the trajectory cannot be continued, or if it has nothing that `edit` replaces."""
     trajectory = stored.trajectory
     if trajectory is None:
-        raise ConfigError(
-            f"{place} is the answer of an endpoint that gave no trajectory; there are no turns to go on from"
-        )
+        raise ConfigError(f"{location} is an answer without a trajectory, so it has no turns to continue from")
     if stored.row is None:
-        raise ConfigError(
-            f"{place} has no row in the data, without which it cannot be graded; give its file: --data FILE"
-        )
+        raise ConfigError(f"{location} has no row in the data, so it cannot be graded; give its file: --data FILE")
     if stored.row.images or any(segment.image is not None for segment in trajectory.segments):
-        raise ConfigError(f"{place} has images, and branches go on from trajectories of text only")
+        raise ConfigError(f"{location} has images; only trajectories of text can be continued")
     if SESSION in trajectory.extra:
         raise ConfigError(
-            f"{place} is the session of an agent that ran its tools itself, and only that agent could go on; start it "
-            "anew, or give a line of the loop's own"
+            f"{location} is the session of an agent program, which only that agent could continue; start it anew, or "
+            "give a trajectory of the loop"
         )
     if any(call.agent or call.local for call in trajectory.calls):
-        raise ConfigError(
-            f"{place} has sub-agents, whose calls no turn of the main agent stands for; give another line"
-        )
+        raise ConfigError(f"{location} has calls of sub-agents, which have no turn; give another line")
     if any(call.over_mcp for call in trajectory.calls):
-        raise ConfigError(
-            f"{place} is of an agent that called tools over MCP, which is not run again; give another line"
-        )
+        raise ConfigError(f"{location} has calls over MCP, which cannot be run again; give another line")
     if trajectory.contexts:
         raise ConfigError(
-            f"the model was fed {1 + len(trajectory.contexts)} contexts in {place}, and a branch goes on in one; "
-            "give a line whose context was never cut"
+            f"{location} has {1 + len(trajectory.contexts)} contexts, but a branch has one; give a line whose "
+            "context was never cut"
         )
     turns = trajectory.num_turns
     if not 1 <= turn <= turns:
-        raise ConfigError(
-            f"{place} has {turns} turns of the model, and turn {turn} is none of them; give --turn 1 to {turns}"
-        )
-    _check_calls(place, trajectory, turn)
+        raise ConfigError(f"{location} has {turns} turns of the model, but no turn {turn}; give --turn 1 to {turns}")
+    _check_calls(location, trajectory, turn)
     if edit is not None:
-        _check_edit(place, trajectory, turn, edit)
-    return BranchPoint(place, trajectory, stored.row, turn, edit)
+        _check_edit(location, trajectory, turn, edit)
+    return BranchPoint(location, trajectory, stored.row, turn, edit)
 
 
-def _check_calls(place: BranchPlace, trajectory: Trajectory, turn: int) -> None:
-    """Raises ConfigError if the calls before a turn are not those of the turns before it."""
-    calls, turns = trajectory.turn_calls, _turns(trajectory)
+def _check_calls(location: RecordLocation, trajectory: Trajectory, turn: int) -> None:
+    """Raise ConfigError unless each turn before `turn` has an answered call."""
+    calls, positions = trajectory.turn_calls, _turn_positions(trajectory)
     for number in range(turn - 1):
-        text = trajectory.segments[turns[number]].text
+        text = trajectory.segments[positions[number]].text
         call = calls[number] if number < len(calls) else None
         if call is None or call.fault is not None or call.done or (text and not text.startswith(call.action)):
-            raise ConfigError(f"{place}: turn {number + 1} has no call that was answered, so nothing goes on behind it")
+            raise ConfigError(f"{location}: turn {number + 1} has no answered call, so no turn can follow it")
 
 
-def _check_edit(place: BranchPlace, trajectory: Trajectory, turn: int, edit: Edit) -> None:
+def _check_edit(location: RecordLocation, trajectory: Trajectory, turn: int, edit: Edit) -> None:
     if edit.part == "action":
         if not edit.text:
-            raise ConfigError("--action is empty; write what the model shall have written")
+            raise ConfigError("--action is empty; give the text of the turn")
         return
     calls = trajectory.turn_calls
     call = calls[turn - 1] if turn <= len(calls) else None
-    why = None
+    reason = None
     if call is None:
-        why = "called no tool"
+        reason = "called no tool"
     elif call.fault is not None:
-        why = f"made a call that ended in a fault ({call.fault.kind.value})"
+        reason = f"made a call that failed ({call.fault.kind.value})"
     elif call.done:
-        why = "made a call that ended the trajectory"
-    if why is not None:
+        reason = "made a call that ended the trajectory"
+    if reason is not None:
         raise ConfigError(
-            f"{place}: turn {turn} {why}, so it has no observation to edit; give --action, or another turn"
+            f"{location}: turn {turn} {reason}, so it has no observation to edit; give --action or another turn"
         )
 
 
-def _turns(trajectory: Trajectory) -> Sequence[int]:
-    """Where each turn of the model is among the segments."""
+def _turn_positions(trajectory: Trajectory) -> Sequence[int]:
+    """Return the index of each turn of the model in the segments."""
     first = trajectory.prompt_segments
     return [i for i, s in enumerate(trajectory.segments) if i >= first and s.is_turn]
 
 
-def _calls_before(trajectory: Trajectory, turn: int) -> int:
-    """How many calls were made before a turn, that of `call_tool_first` among them."""
-    own = trajectory.calls[:1] != trajectory.turn_calls[:1]
-    return min(len(trajectory.calls), int(own) + turn - 1)
+def _count_calls_before(trajectory: Trajectory, turn: int) -> int:
+    """Count the calls before a turn, including the one of `call_tool_first`."""
+    tool_first = trajectory.calls[:1] != trajectory.turn_calls[:1]
+    return min(len(trajectory.calls), int(tool_first) + turn - 1)

@@ -1,4 +1,4 @@
-"""What a turn is worth: the mean score of continuations from before it, and how sure that is."""
+"""Estimate the value of a turn: the mean score of continuations from before it, with its standard error."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from verl_tool.replay.branch.branches import Branch
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over samples, and its standard error (the samples' standard deviation by the root of their number)."""
+    """A mean over samples, and its standard error (standard deviation divided by the root of their number)."""
 
     value: float | None
-    """None: there are no samples."""
+    """None without samples."""
     error: float | None
-    """None: there are fewer than two."""
+    """None with fewer than two samples."""
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Mean:
@@ -33,24 +33,23 @@ class Mean:
 
 @dataclass(frozen=True)
 class TurnValue:
-    """The value of the state before a turn, under the model that continued from it."""
+    """Value of the state before a turn, under the model that continues from it."""
 
     turn: int
     """From 1."""
     samples: int
-    """Continuations with a score."""
+    """Number of continuations with a score."""
     unscored: int
-    """Those without: they ended in a fault, were aborted, or could not be graded."""
+    """Number of those without: they ended in a fault, were aborted, or could not be graded."""
     score: Mean
     success: Mean
 
     def to_json(self) -> dict[str, Any]:
-        """As values of JSON."""
         return asdict(self)
 
 
-def turn_value(turn: int, branches: Sequence[Branch]) -> TurnValue:
-    """That of a turn from which `branches` went on."""
+def estimate_turn_value(turn: int, branches: Sequence[Branch]) -> TurnValue:
+    """Estimate the value of a turn from the branches that continue from it."""
     scores = [float(b.trajectory.reward) for b in branches if b.trajectory.reward is not None]
-    right = [float(b.correct) for b in branches if b.correct is not None]
-    return TurnValue(turn, len(scores), len(branches) - len(scores), Mean.of(scores), Mean.of(right))
+    successes = [float(b.correct) for b in branches if b.correct is not None]
+    return TurnValue(turn, len(scores), len(branches) - len(scores), Mean.of(scores), Mean.of(successes))

@@ -1,4 +1,4 @@
-"""The branches of a point: several continuations from equal states of the tools, each graded as the run grades."""
+"""Make the branches of a point: continuations from equal states of the tools, graded with the run's reward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from verl_tool.replay.branch.rebuilt_state import StateRebuilder, States
 from verl_tool.replay.reexecute import Drift
 
 BRANCH = "branch"
-"""Key of a record's `extra`: where it comes from."""
+"""Key of a branch's origin in the `extra` of its record."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,18 @@ class Branch:
     trajectory: Trajectory
     """With its reward."""
     correct: bool | None = None
-    """None: nobody knows, for there is no score."""
+    """None without a score."""
     forked: bool = False
-    """The tools' state is a fork; else its calls were run for it."""
+    """Whether the tools' state is a fork. Otherwise the calls were run for this branch."""
     drifts: tuple[Drift, ...] = ()
-    """What the tools answered otherwise than then."""
+    """Accepted differences between the tools' answers and the stored ones."""
 
-    def recorded(self, model: str, *, for_values: bool) -> Trajectory:
-        """The trajectory as its record tells it: with where it comes from, and by which `model`."""
+    def to_record(self, model: str, *, for_values: bool) -> Trajectory:
+        """Return the trajectory with its origin and the name of its `model`."""
         edit = self.point.edit
         origin = {
-            "file": self.point.place.file,
-            "line": self.point.place.line,
+            "file": self.point.location.file,
+            "line": self.point.location.line,
             "trajectory_id": self.point.trajectory.trajectory_id,
             "turn": self.point.turn,
             "edited": None if edit is None else edit.part,
@@ -56,30 +56,30 @@ class Branch:
 class Brancher:
     continuation: Continuation
     scorer: Scorer
-    states: StateRebuilder | None
-    """None: nothing calls tools."""
+    rebuilder: StateRebuilder | None
+    """None without tools."""
 
-    async def branches(self, point: BranchPoint, n: int, advance: Callable[[], None]) -> list[Branch]:
-        """`n` branches of `point`; `advance` is told of each that is done. Raises what states and loop raise; the
-        others are cancelled then, and no state is left on the tool server."""
-        async with self._equal_states(point, n) as states:
+    async def run(self, point: BranchPoint, n: int, advance: Callable[[], None]) -> list[Branch]:
+        """Make `n` branches of `point`, and call `advance` after each. If one raises, the others are cancelled and all
+        states on the tool server are released."""
+        async with self._provide_states(point, n) as states:
 
-            async def one(trajectory_id: str) -> Branch:
+            async def make_branch(trajectory_id: str) -> Branch:
                 trajectory = await self.continuation.run(point, trajectory_id)
-                branch = await self._graded(point, trajectory)
+                branch = await self._grade(point, trajectory)
                 advance()
                 forked = states.forked and trajectory_id != states.trajectory_ids[0]
                 return replace(branch, forked=forked, drifts=states.drifts)
 
-            return await all_or_none([asyncio.ensure_future(one(each)) for each in states.trajectory_ids])
+            return await all_or_none([asyncio.ensure_future(make_branch(each)) for each in states.trajectory_ids])
 
-    def _equal_states(self, point: BranchPoint, n: int) -> AbstractAsyncContextManager[States]:
-        if self.states is None:
+    def _provide_states(self, point: BranchPoint, n: int) -> AbstractAsyncContextManager[States]:
+        if self.rebuilder is None:
             return contextlib.nullcontext(States(tuple(uuid.uuid4().hex for _ in range(n)), forked=False))
-        return self.states.states(point, n)
+        return self.rebuilder.rebuild(point, n)
 
-    async def _graded(self, point: BranchPoint, trajectory: Trajectory) -> Branch:
-        """The trajectory with its reward; one that ended in a fault or was aborted has none, as in a training."""
+    async def _grade(self, point: BranchPoint, trajectory: Trajectory) -> Branch:
+        """Grade the trajectory. One that ended in a fault or was aborted has no reward, as in a training."""
         extra = point.trajectory.row
         if trajectory.excluded in (Excluded.FAULT, Excluded.ABORTED):
             return Branch(point, replace(trajectory, extra=extra))

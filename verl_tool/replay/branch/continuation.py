@@ -1,4 +1,4 @@
-"""A trajectory that goes on from a turn of another: the loop as ever, behind tokens and tool states that are there."""
+"""Continue a trajectory from a turn: the usual loop, after recorded tokens and with a rebuilt tool state."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from verl_tool.replay.branch.run_loop import RunLoop
 
 
 class FixedTurn:
-    """A generator whose first turn is given; the model writes those behind it."""
+    """A generator that returns a fixed first turn. The model writes the later ones."""
 
     def __init__(self, turn: Generation, generator: Generator, tokenizer: Tokenizer) -> None:
         self._turn: Generation | None = turn
         self._generator, self._tokenizer = generator, tokenizer
 
     async def generate(self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str) -> Generation:
-        """As `Generator.generate`. Raises ConfigError if the loop would never have let the model write such a turn."""
+        """Implement `Generator.generate`. Raises ConfigError if the loop would not allow the fixed turn."""
         turn, self._turn = self._turn, None
         if turn is None:
             return await self._generator.generate(prompt_ids, sampling_params, request_id)
-        written, maximum = len(turn.token_ids), sampling_params.get("max_tokens")
-        if maximum is not None and written > maximum:
+        length, maximum = len(turn.token_ids), sampling_params.get("max_tokens")
+        if maximum is not None and length > maximum:
             raise ConfigError(
-                f"the action has {written} tokens, and the run's limits leave {maximum} to this turn; shorten it"
+                f"the action has {length} tokens, but the run's limits leave {maximum} for this turn; shorten it"
             )
         end = length_to_stop(turn.token_ids, sampling_params.get("stop") or (), self._tokenizer)
-        if end is not None and end < written:
+        if end is not None and end < length:
             rest = self._tokenizer.decode(turn.token_ids[end:])
-            raise ConfigError(f"the action goes on behind its stop string with {rest[:80]!r}; leave that out")
+            raise ConfigError(f"the action has text after its stop string: {rest[:80]!r}; leave that out")
         return turn
 
 
 class FixedAnswer:
-    """Tools whose first answer is given; nothing is called for it."""
+    """Tools with a fixed answer to the first call, which is not run."""
 
     def __init__(self, answer: StepResult, tools: Tools) -> None:
         self._answer: StepResult | None = answer
@@ -71,24 +71,24 @@ class FixedAnswer:
 
 @dataclass(frozen=True)
 class Continuation:
-    """Goes on from branch points, with the loop of a run."""
+    """Continues from branch points, with the loop of a run."""
 
     loop: RunLoop
     model: Model
     tools: Tools | None
 
     async def run(self, point: BranchPoint, trajectory_id: str) -> Trajectory:
-        """The trajectory from `point` to its end. The tools have the state of then under `trajectory_id`.
+        """Run the trajectory from `point` to its end. The tools must have the state at `point` under `trajectory_id`.
 
-        The tokens before the point are those of the record, with their log-probabilities. What is edited is encoded as
-        the loop encodes it, and marked (`Segment.edited`). Raises what `Episode.run` raises, and ConfigError if an
-        edited action is one that the model could not have written.
+        Tokens before the point come from the record, with their log-probabilities. An edit is encoded as in the loop
+        and marked (`Segment.edited`). Raises ConfigError if the model could not have written an edited action, and the
+        errors of `Episode.run`.
         """
         row, loop, partial = point.row, self.loop, point.partial
         uses_tools = self.tools is not None and row.use_tool and row.tools != ()
         episode = Episode(
-            self._generator(point),
-            self._tools(point),
+            self._make_generator(point),
+            self._make_tools(point),
             loop.tokenizer,
             loop.options,
             renderer=loop.prompts.observations(row.tools if uses_tools else ()),
@@ -111,9 +111,9 @@ class Continuation:
             )
         finally:
             await episode.aclose()
-        return replace(trajectory, segments=_marked(trajectory.segments, len(partial.segments), point))
+        return replace(trajectory, segments=_mark_edited(trajectory.segments, len(partial.segments), point))
 
-    def _generator(self, point: BranchPoint) -> Generator:
+    def _make_generator(self, point: BranchPoint) -> Generator:
         if point.edit is None:
             return self.model.generator
         if point.edit.part == "action":
@@ -123,18 +123,18 @@ class Continuation:
             turn = Generation(recorded.tokens, recorded.log_probs, "stop")
         return FixedTurn(turn, self.model.generator, self.loop.tokenizer)
 
-    def _tools(self, point: BranchPoint) -> Tools | None:
+    def _make_tools(self, point: BranchPoint) -> Tools | None:
         answer = point.edited_answer
         return self.tools if answer is None or self.tools is None else FixedAnswer(answer, self.tools)
 
 
-def _marked(segments: Sequence[Segment], first: int, point: BranchPoint) -> tuple[Segment, ...]:
-    """`segments` with the edited ones marked; `first`: where those behind the beginning start."""
+def _mark_edited(segments: Sequence[Segment], first: int, point: BranchPoint) -> tuple[Segment, ...]:
+    """Mark the edited segments. `first` is the index of the first segment after the recorded ones."""
     if point.edit is None:
         return tuple(segments)
-    beginning, new = segments[:first], list(segments[first:])
+    recorded, new = segments[:first], list(segments[first:])
     if point.edit.part == "action":
-        return (*beginning, replace(new[0], edited=True), *new[1:])
+        return (*recorded, replace(new[0], edited=True), *new[1:])
     end = next((i for i, s in enumerate(new) if i and s.is_turn), len(new))
     results = [replace(s, edited=True) if s.author is Author.TOOL else s for s in new[1:end]]
-    return (*beginning, new[0], *results, *new[end:])
+    return (*recorded, new[0], *results, *new[end:])

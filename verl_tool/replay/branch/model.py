@@ -1,4 +1,4 @@
-"""The model that goes on: one in a local folder, by transformers, or one behind an endpoint with token ids."""
+"""The model that continues: a local one run by transformers, or one behind an endpoint with token ids."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from verl_tool.replay.branch.run_loop import RunLoop
 
 @dataclass(frozen=True)
 class Model:
-    """A source of tokens and the sampling parameters that it is given."""
+    """A generator and its sampling parameters."""
 
     generator: Generator
     sampling_params: dict[str, Any] = field(default_factory=dict)
 
 
 @asynccontextmanager
-async def model_of(loop: RunLoop, endpoint: str | None) -> AsyncIterator[Model]:
-    """The model in the folder of `loop`, or the one that `endpoint` serves, for as long as the block runs. Raises
-    ConfigError if the folder has no model that generates, EngineError if the endpoint does not answer."""
+async def open_model(loop: RunLoop, endpoint: str | None) -> AsyncIterator[Model]:
+    """Open the model in the folder of `loop`, or the one that `endpoint` serves. Raises ConfigError if the folder has
+    no generative model, EngineError if the endpoint does not answer."""
     if endpoint is None:
-        yield Model(loaded(loop))
+        yield Model(load_model(loop))
         return
     engine = await CompletionsEngine.connect(CompletionsSettings(url=endpoint), loop.tokenizer.vocab_size)
     try:
@@ -41,25 +41,25 @@ async def model_of(loop: RunLoop, endpoint: str | None) -> AsyncIterator[Model]:
         await engine.close()
 
 
-def loaded(loop: RunLoop) -> TransformersGenerator:
-    """The model of `loop` in memory. Raises ConfigError if there is none."""
+def load_model(loop: RunLoop) -> TransformersGenerator:
+    """Load the model of `loop`. Raises ConfigError if its folder has none."""
     logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             loop.model, dtype=loop.dtype, local_files_only=True, trust_remote_code=loop.trust_remote_code
         )
     except (OSError, ValueError) as error:
-        raise ConfigError(f"no model that generates in {loop.model}: {error}") from error
-    torch.seed()  # PyTorch's own is the same in each process, and so would be the samples of two commands
+        raise ConfigError(f"no generative model in {loop.model}: {error}") from error
+    torch.seed()  # the default seed would give two commands equal samples
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     return TransformersGenerator(model.to(device).eval(), loop.tokenizer, generation_kwargs(loop.sampling))
 
 
 def generation_kwargs(sampling: Sampling) -> dict[str, Any]:
-    """The arguments of ``model.generate`` that draw as an engine does with `sampling`."""
-    ends = {"eos_token_id": -1} if sampling.ignore_eos else {}
+    """Return the arguments of ``model.generate`` that sample like an engine with `sampling`."""
+    eos = {"eos_token_id": -1} if sampling.ignore_eos else {}
     penalty = {"repetition_penalty": sampling.repetition_penalty}
     if sampling.temperature == 0:
-        return {"do_sample": False, **penalty, **ends}
-    drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": max(0, sampling.top_k)}
-    return {"do_sample": True, **drawn, **penalty, **ends}
+        return {"do_sample": False, **penalty, **eos}
+    sampled = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": max(0, sampling.top_k)}
+    return {"do_sample": True, **sampled, **penalty, **eos}

@@ -1,4 +1,4 @@
-"""The loop as a run had it: its options, prompts, formats and sampling, with the tokenizer of the model of now."""
+"""The loop of a run: its options, prompts, formats and sampling, with the tokenizer of the current model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from verl_tool.errors import ConfigError
 
 @dataclass(frozen=True)
 class RunLoop:
-    """What a run's trajectories ran with, but for the model. Make it with `run_loop`."""
+    """Everything but the model that a run's trajectories used. Load it with `load_run_loop`."""
 
     model: Path
     tokenizer: ServedTokenizer
@@ -29,31 +29,31 @@ class RunLoop:
     prompts: PromptRenderer
     formats: LoopFormats
     dtype: str
-    """Of the run's engine."""
+    """That of the run's engine."""
     trust_remote_code: bool
 
     def check_tokens(self, trajectory: Trajectory) -> None:
-        """Raises ConfigError if the model reads the tokens of `trajectory` as other text than its record tells."""
+        """Raise ConfigError if the tokenizer decodes the tokens of `trajectory` to a different text than its record."""
         for number, segment in enumerate(trajectory.segments):
             if segment.author not in (Author.PROMPT, Author.MODEL) or not segment.text:
                 continue
-            read = self.tokenizer.decode(segment.tokens)
-            if read != segment.text:
+            decoded = self.tokenizer.decode(segment.tokens)
+            if decoded != segment.text:
                 raise ConfigError(
-                    f"the tokenizer of {self.model} reads segment {number} as {read[:60]!r}, and the record tells "
-                    f"{segment.text[:60]!r}; give a model with the tokenizer of the run"
+                    f"the tokenizer of {self.model} decodes segment {number} to {decoded[:60]!r}, but the record has "
+                    f"{segment.text[:60]!r}; give a model with the run's tokenizer"
                 )
 
 
-def run_loop(folder: Path, model: Path | None, *, of_validation: bool, temperature: float | None = None) -> RunLoop:
-    """The loop of the run in `folder`, as in its training or its validation. `model`: a folder in the form of Hugging
-    Face, in place of the run's newest weights. `temperature`: in place of the run's. Raises ConfigError if the run or
-    the model cannot be read."""
+def load_run_loop(folder: Path, model: Path | None, *, validation: bool, temperature: float | None = None) -> RunLoop:
+    """Load the loop of the run in `folder`, as in its training or its validation. `model`, a folder in Hugging Face's
+    format, replaces the run's newest weights; `temperature` replaces the run's. Raises ConfigError if the run or the
+    model cannot be read."""
     config = run_config(folder)
     checkpoint = newest_checkpoint(folder) if model is None else None
     model = checkpoint.model if checkpoint is not None else Path(str(model))
     if not (model / "config.json").is_file():
-        raise ConfigError(f"{model} has no config.json; give the folder of a model in the form of Hugging Face")
+        raise ConfigError(f"{model} has no config.json; give the folder of a model in Hugging Face's format")
     run = read_run(folder, str(model))
     tokenizer = load_tokenizer(
         str(model),
@@ -62,17 +62,17 @@ def run_loop(folder: Path, model: Path | None, *, of_validation: bool, temperatu
         chat_template=run.custom_chat_template,
     )
     options, tools, rollout = options_in(config), tools_in(config), config.actor_rollout_ref.rollout
-    trained = run.sampling.model_copy(
+    training = run.sampling.model_copy(
         update={"temperature": float(rollout.temperature), "top_p": float(rollout.top_p), "top_k": int(rollout.top_k)}
     )
-    sampling = run.sampling if of_validation else trained
+    sampling = run.sampling if validation else training
     if temperature is not None:
         sampling = sampling.model_copy(update={"temperature": temperature})
     limits = {"enable_tqdm": False, "max_model_len": options.max_model_len or run.max_model_len}
     return RunLoop(
         model,
         tokenizer,
-        (options.for_validation() if of_validation else options).model_copy(update=limits),
+        (options.for_validation() if validation else options).model_copy(update=limits),
         sampling,
         PromptRenderer(tokenizer, options, tools),
         LoopFormats(options.formats, tools),

@@ -27,7 +27,7 @@ START_SECONDS = 10.0
 """For the state to fork; a cell's own time begins then."""
 DIE_SECONDS = 5.0
 _COROUTINE = 0x80
-_NO_MEMORY = b"The cell was not run: the processes that are running leave no room for one more. End some of them.\n"
+_NO_MEMORY = b"The cell was not run: the limit of processes is reached. Terminate some of them.\n"
 _run = eval
 
 

@@ -1,5 +1,5 @@
-"""What runs within the isolation: the forkserver and, in a fork of it, the run.
+"""Code that runs inside the isolation: the forkserver and, in its forks, the runs.
 
-Only the standard library is imported here, and nothing of the project outside this package: the code is bound into
-the sandbox alone. `wire` is shared with the pool's side.
+It imports only the standard library and this package, because nothing else of the project is mounted in the sandbox.
+The pool's side also uses `wire`.
 """

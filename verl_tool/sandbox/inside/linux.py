@@ -34,7 +34,7 @@ _HUGE = 2 << 20
 
 _STACK_BYTES = 1 << 14
 _CONTEXT_BYTES, _CONTEXT_STACK = 5 << 10, 2 << 10
-"""At least `sizeof(ucontext_t)`, 968 on x86-64 and 4560 on ARM; the stack of a function that calls the kernel."""
+"""An upper bound of `sizeof(ucontext_t)`, 968 on x86-64 and 4560 on ARM; the stack for one system call."""
 
 
 def _check(result: int, what: str) -> int:
@@ -45,12 +45,12 @@ def _check(result: int, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Give this process namespaces of its own."""
+    """Move this process into new namespaces."""
     _check(_libc.unshare(flags), f"unshare({flags:#x})")
 
 
 def setns(fd: int, flags: int) -> None:
-    """Join namespaces: those named by `flags` of the process behind a pidfd, or the one behind a namespace fd."""
+    """Join the namespaces `flags` of the process behind a pidfd, or the one behind a namespace fd."""
     _check(_libc.setns(fd, flags), f"setns({flags:#x})")
 
 
@@ -60,25 +60,25 @@ def mount(kind: bytes, target: bytes, flags: int, options: bytes | None = None) 
 
 
 class Stacks:
-    """Room for the stacks of `count` processes made by `clone_idle`. Forks do not have it: it costs them nothing."""
+    """Memory for the stacks of `count` processes of `clone_idle`. Forks do not inherit it, so it does not slow them."""
 
     def __init__(self, count: int) -> None:
-        self._room = mmap.mmap(-1, count * _STACK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._room.madvise(mmap.MADV_DONTFORK)
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._room))
+        self._memory = mmap.mmap(-1, count * _STACK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory.madvise(mmap.MADV_DONTFORK)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def top(self, index: int) -> int:
-        """Address of the upper end, where a stack begins."""
+        """Return the address of the upper end, where a stack begins."""
         return self._address + (index + 1) * _STACK_BYTES
 
 
 def clone_idle(stack: int, flags: int) -> tuple[int, int]:
-    """Start a child that shares this process's memory and only waits for its death; return its pid and a pidfd
+    """Start a child that shares this process's memory and sleeps until it is killed. Return its pid and a pidfd
     (close-on-exec).
 
-    It copies no page tables, so it costs a tenth of a fork. It sleeps in libc's `pause` on the stack whose upper end is
-    `stack`, which must live as long as the child; signals must be blocked or at their default, for a handler would run
-    in shared memory.
+    It copies no page tables, so it takes a tenth of a fork's time. It sleeps in libc's `pause` on the stack whose upper
+    end is `stack`, which must live as long as the child. Signals must be blocked or at their default, because a handler
+    would run in shared memory.
     """
     pidfd = ctypes.c_int(-1)
     flags |= CLONE_VM | CLONE_PIDFD | SIGCHLD
@@ -87,11 +87,11 @@ def clone_idle(stack: int, flags: int) -> tuple[int, int]:
 
 
 def clone_reaper(stack: int, flags: int) -> tuple[int, int]:
-    """As `clone_idle`; the child ignores SIGCHLD, so that orphans which become its children leave no zombies.
+    """Like `clone_idle`, but the child ignores SIGCHLD, so that orphans which become its children leave no zombies.
 
-    It shares this process's descriptors too, for a copy would keep them open for as long as it lives. The disposition
-    of the signal is the child's alone, and so it has to set it itself: it runs libc's `sigignore` and then `pause`,
-    in contexts (makecontext(3)) at the lower end of its stack. Where libc has no contexts (musl), zombies stay.
+    It shares this process's descriptors too, because a copy would hold them open while it lives. Each process has its
+    own disposition of the signal, so the child sets it: it runs libc's `sigignore` and then `pause`, in contexts
+    (makecontext(3)) at the lower end of its stack. If libc has no contexts (musl), zombies remain.
     """
     if getattr(_libc, "setcontext", None) is None:
         return clone_idle(stack, flags)
@@ -107,29 +107,29 @@ def clone_reaper(stack: int, flags: int) -> tuple[int, int]:
 
 
 def _make_context(at: int, function: object, stack: int, following: int, *args: int) -> None:
-    """A context at the address `at` that calls `function` on the stack from `stack` up, and then goes on with
+    """Make a context at the address `at` that calls `function` on the stack from `stack` up, then continues with
     `following`."""
     _check(_libc.getcontext(ctypes.c_void_p(at)), "getcontext")
-    # `uc_link`, `uc_stack.ss_sp` and `uc_stack.ss_size`, at the same places on all 64-bit architectures of Linux.
+    # `uc_link`, `uc_stack.ss_sp` and `uc_stack.ss_size`, at the same offsets on all 64-bit architectures of Linux.
     for offset, value in ((8, following), (16, stack), (32, _CONTEXT_STACK)):
         ctypes.c_size_t.from_address(at + offset).value = value
     _libc.makecontext(ctypes.c_void_p(at), ctypes.cast(function, ctypes.c_void_p), len(args), *args)  # type: ignore[arg-type]
 
 
 def fork() -> int:
-    """As `os.fork`, for a process without threads, and without what Python does in the child after it.
+    """Like `os.fork` for a process without threads, but without Python's work in the child.
 
-    There it renews locks and thread states, which only other threads could have left in a bad way, and calls what
-    modules have registered: for that it writes to some 150 pages, each of which is copied, at the price of all the rest
-    of a run. What the child does need is done by `program.make_independent`.
+    Python renews locks and thread states, which only other threads could have left inconsistent, and calls registered
+    hooks. This writes to about 150 pages, each of which is copied, which takes as long as the rest of a run. The child
+    calls `program.make_independent` instead.
     """
     return _check(_libc_with_gil.fork(), "fork")
 
 
 def map_shared(fd: int, kind: type[ctypes.Array[ctypes.c_char]]) -> memoryview:
-    """The beginning of a file as shared memory; unlike `mmap.mmap` it keeps no descriptor open.
+    """Map the beginning of a file as shared memory. Unlike `mmap.mmap`, this does not hold a descriptor open.
 
-    `kind` is a ctypes array type of the length wanted. Keep it: to make one costs more than all the rest.
+    `kind` is a ctypes array type of the required length. Reuse it, because creating one is slower than the mapping.
     """
     length = ctypes.sizeof(kind)
     address = _libc.mmap(None, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
@@ -139,20 +139,19 @@ def map_shared(fd: int, kind: type[ctypes.Array[ctypes.c_char]]) -> memoryview:
 
 
 def unmap(view: memoryview) -> None:
-    """Undo `map_shared`; nothing else may hold the memory."""
+    """Undo `map_shared`. No other view of the memory may exist."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(view))
     length = view.nbytes
     view.release()
     _libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(length))
 
 
-def recv_fds(channel: _socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
-    """A message of at most `size` bytes and the descriptors that came with it, `most` at most.
+def recv_fds(channel: _socket.socket, size: int, max_fds: int) -> tuple[bytes, list[int]]:
+    """Receive a message of at most `size` bytes and at most `max_fds` descriptors.
 
-    As `socket.recv_fds`; the module `socket` itself would make every fork dearer.
+    Like `socket.recv_fds`, but importing `socket` would make every fork slower.
     """
-    remaining = _socket.CMSG_SPACE(4 * most)
-    message, ancillary, _, _ = channel.recvmsg(size, remaining)
+    message, ancillary, _, _ = channel.recvmsg(size, _socket.CMSG_SPACE(4 * max_fds))
     fds: list[int] = []
     for level, kind, data in ancillary:
         if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
@@ -161,13 +160,13 @@ def recv_fds(channel: _socket.socket, size: int, most: int) -> tuple[bytes, list
 
 
 def send_fds(channel: _socket.socket, message: bytes, fds: list[int]) -> None:
-    """Send a message and descriptors; as `socket.send_fds`."""
+    """Send a message and descriptors, like `socket.send_fds`."""
     rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []
     channel.sendmsg([message], rights)
 
 
 def name_process(name: bytes) -> None:
-    """What `ps` and `top` show for this process and its forks."""
+    """Set the name that `ps` and `top` display for this process and its forks."""
     _check(_libc.prctl(PR_SET_NAME, name, 0, 0, 0), "prctl(NAME)")
 
 
@@ -185,7 +184,7 @@ _capability_header = ctypes.byref(_CapabilityHeader(_CAPABILITY_VERSION_3, 0))
 
 
 def drop_capabilities() -> None:
-    """Give up every capability for good."""
+    """Drop all capabilities permanently."""
     _check(_libc.capset(_capability_header, _no_capabilities), "capset")
 
 
@@ -194,7 +193,7 @@ class _Program(ctypes.Structure):
 
 
 class SeccompFilter:
-    """A compiled BPF program, kept in memory ready to be installed."""
+    """A compiled BPF program in memory."""
 
     def __init__(self, program: bytes) -> None:
         self._program = ctypes.create_string_buffer(program, len(program))
@@ -202,22 +201,22 @@ class SeccompFilter:
         self._pointer = ctypes.byref(self._header)
 
     def install(self) -> None:
-        """Bind this process and all that it will start to the filter, and forbid set-uid programs."""
+        """Apply the filter to this process and all its future children, and forbid set-uid programs."""
         _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(NO_NEW_PRIVS)")
         _check(_libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, self._pointer, 0, 0), "prctl(SECCOMP)")
 
 
 def trim_heap() -> None:
-    """Give freed memory back to the kernel: a fork copies the page tables of all that is still held."""
-    trim = getattr(_libc, "malloc_trim", None)  # musl has none
+    """Return freed memory to the kernel, since a fork copies the page tables of all memory."""
+    trim = getattr(_libc, "malloc_trim", None)  # not in musl
     if trim is not None:
         trim(0)
 
 
 def collapse_heap() -> int:
-    """Put this process's private memory on huge pages, where the kernel can (since Linux 6.1); return how many. A fork
-    then copies one entry instead of 512, which halves the cost of forking a process that has imported much."""
-    made = 0
+    """Move this process's private memory to huge pages if the kernel can (since Linux 6.1), and return their number. A
+    fork then copies one entry instead of 512, which halves the time to fork a process with many imports."""
+    count = 0
     with open("/proc/self/maps", encoding="utf-8") as maps:
         regions = [line.split() for line in maps]
     for region in regions:
@@ -225,5 +224,5 @@ def collapse_heap() -> int:
         anonymous = len(region) < 6 or region[5] == "[heap]"
         if region[1] == "rw-p" and anonymous:
             for address in range(-(-start // _HUGE) * _HUGE, end - _HUGE + 1, _HUGE):
-                made += _libc.madvise(address, _HUGE, _MADV_COLLAPSE) == 0
-    return made
+                count += _libc.madvise(address, _HUGE, _MADV_COLLAPSE) == 0
+    return count

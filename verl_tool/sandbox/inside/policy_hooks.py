@@ -1,9 +1,9 @@
-"""The policy inside a run (see `verl_tool.sandbox.policy`): what user code may import and call.
+"""Enforce the policy inside a run (see `verl_tool.sandbox.policy`): what user code may import and call.
 
-*User code* is all that is not in the standard library, the installed packages or this package, told by the file name
-that its code objects bear. Imports are judged by who asks: the innermost frame that does not import for another.
-Calls are judged by who is behind them: any frame of user code, unless an import is under way in between, so that a
-library may open files to load itself.
+*User code* is all code outside the standard library, the installed packages and this package, recognized by the file
+names of its code objects. An import is checked if the innermost frame that does not import on behalf of another is user
+code. A call is checked if any frame is user code, unless there is an import in between, so that a library may open
+files to load itself.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ import os
 import sys
 import types
 
-TYPE_CHECKING = False  # `typing` itself makes every fork dearer
+TYPE_CHECKING = False  # importing `typing` makes every fork slower
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _IMPORT_MACHINERY = ("<frozen importlib", "<frozen zipimport")
 _IMPORTS_FOR_OTHERS = ("importlib", "runpy", "pkgutil", "pydoc", "imp", "unittest.mock")
-"""Library modules that import what their caller names: they ask in its name."""
+"""Library modules that import on behalf of their caller."""
 _TAKES_SCOPE = ("eval", "exec")
-_SAME_AS_BUILTIN = ("exec", "import")
-"""Audit events that every import raises too: the wrapped builtin is judged instead."""
-_FORGES_CODE = {"compile": 1, "code.__new__": 1}
-"""Audit events that give a code object its file name, and where the name stands among their arguments."""
+_CHECKED_BY_WRAPPER = ("exec", "import")
+"""Audit events that every import raises too, so the wrapped builtin is checked instead."""
+_SETS_FILE_NAME = {"compile": 1, "code.__new__": 1}
+"""Audit events that give a code object its file name, and the index of the name in their arguments."""
 _EVENTS = {"open": "open", "io.open": "open", "socket.socket": "socket.__new__"}
-"""Audit events (PEP 578) by which the interpreter reports a restricted function whatever name it was called by. Those
-that are not here are looked for under their own name, as `os.system` and `subprocess.Popen` have it."""
-_BEHIND_LIBRARIES = ("open", "input")
-"""Builtins that are refused to user code even through a library. Others (`eval`, `exec`, `compile`) are used by the
-library's own workings, as `namedtuple` does, and are refused only to user code that calls them itself."""
+"""Audit events (PEP 578) of restricted functions, which the interpreter raises whatever name a function is called by.
+Other events have the names of their functions, such as `os.system` and `subprocess.Popen`."""
+_CHECKED_THROUGH_LIBRARIES = ("open", "input")
+"""Builtins that are rejected even if user code calls them through a library. Libraries use others (`eval`, `exec`,
+`compile`) internally, as `namedtuple` does, so these are rejected only if user code calls them directly."""
 
 
 class PolicyHooks:
-    """Holds user code to the policy. It steers a model; it is no wall (the isolation is)."""
+    """Enforces the policy. It guides a model but is not a security boundary; the isolation is."""
 
     def __init__(
         self, allowed_modules: list[str] | None, restricted_functions: list[str], pre_import: list[str]
     ) -> None:
-        """As the fields of `Policy`."""
+        """For the arguments see `Policy`."""
         self._allowed = None if allowed_modules is None else frozenset(allowed_modules)
         self._restricted = tuple(restricted_functions)
         self._pre_import = tuple(pre_import)
-        self._trusted: tuple[str, ...] = ()
+        self._library_prefixes: tuple[str, ...] = ()
         self._events = {_EVENTS.get(name, name): name for name in self._restricted}
-        self._import_name = _import_name() if "__import__" in self._restricted else -1
+        self._import_opcode = _find_import_opcode() if "__import__" in self._restricted else -1
 
     def activate(self, main: types.ModuleType) -> None:
-        """Bind the user's program, whose main module this is, to the policy; then run what the policy pre-imports."""
+        """Run the policy's pre-imports in the main module of the user's program, then enforce the policy."""
         for statement in self._pre_import:
             exec(statement, main.__dict__)
         if self._allowed is None and not self._restricted:
             return
-        self._trusted = _library_folders()
+        self._library_prefixes = _find_library_prefixes()
         if self._allowed is not None:
             self._wrap_imports()
         for name in self._restricted:
@@ -63,88 +63,88 @@ class PolicyHooks:
         sys.addaudithook(self._audit)
 
     def _wrap_imports(self) -> None:
-        """`import` of a module that is loaded already raises no audit event, so both ways to import are wrapped."""
-        plain_import, plain_import_module = builtins.__import__, importlib.import_module
+        """Wrap both ways to import, because importing a loaded module raises no audit event."""
+        original_import, original_import_module = builtins.__import__, importlib.import_module
 
         def guarded_import(name, globals=None, locals=None, fromlist=(), level=0):
             if level == 0:
-                self._judge_import(name)
-            return plain_import(name, globals, locals, fromlist, level)
+                self._check_import(name)
+            return original_import(name, globals, locals, fromlist, level)
 
         def guarded_import_module(name: str, package: str | None = None) -> types.ModuleType:
             if not name.startswith("."):
-                self._judge_import(name)
-            return plain_import_module(name, package)
+                self._check_import(name)
+            return original_import_module(name, package)
 
         builtins.__import__ = importlib.__import__ = guarded_import
         importlib.import_module = guarded_import_module
 
-    def _judge_import(self, name: str) -> None:
+    def _check_import(self, name: str) -> None:
         top = name.partition(".")[0]
-        if self._allowed is not None and top not in self._allowed and self._requested_by_user():
+        if self._allowed is not None and top not in self._allowed and self._is_requested_by_user():
             raise ImportError(
                 f"module {top!r} is not allowed here; allowed: {', '.join(sorted(self._allowed)) or 'none'}", name=top
             )
 
     def _wrap_function(self, name: str) -> None:
-        """Put a guarded function in the place of the one by this name, if there is one."""
+        """Replace the function of this name, if it exists, with a checked one."""
         owner_name, _, attribute = name.rpartition(".")
         try:
             owner = importlib.import_module(owner_name) if owner_name else builtins
-            plain = getattr(owner, attribute)
-        except (ImportError, AttributeError):  # not in this interpreter: nothing to call
+            original = getattr(owner, attribute)
+        except (ImportError, AttributeError):  # does not exist in this interpreter
             return
-        if isinstance(plain, type):
-            return  # a class must stay one; its audit event guards it
-        setattr(owner, attribute, self._guarded(name, plain))
+        if isinstance(original, type):
+            return  # a class must remain one; its audit event is checked
+        setattr(owner, attribute, self._wrap(name, original))
 
-    def _guarded(self, name: str, plain: Callable[..., object]) -> Callable[..., object]:
-        through_libraries = "." in name or name in _BEHIND_LIBRARIES
-        is_rejected = self._called_by_user if through_libraries else self._requested_by_user
+    def _wrap(self, name: str, original: Callable[..., object]) -> Callable[..., object]:
+        through_libraries = "." in name or name in _CHECKED_THROUGH_LIBRARIES
+        is_rejected = self._is_called_by_user if through_libraries else self._is_requested_by_user
 
         def guarded(*args: object, **kwargs: object) -> object:
             if is_rejected() and not (name == "__import__" and self._is_import_statement(sys._getframe(1))):
-                raise _refusal(name)
+                raise _make_error(name)
             if name in _TAKES_SCOPE:
-                args = _with_scope(args, sys._getframe(1))
-            return plain(*args, **kwargs)
+                args = _add_scope(args, sys._getframe(1))
+            return original(*args, **kwargs)
 
         guarded.__name__ = guarded.__qualname__ = name.rpartition(".")[2]
         return guarded
 
     def _audit(self, event: str, args: tuple[object, ...]) -> None:
         name = self._events.get(event)
-        if name is not None and event not in _FORGES_CODE:
-            if event not in _SAME_AS_BUILTIN and self._called_by_user():
-                raise _refusal(name)
+        if name is not None and event not in _SETS_FILE_NAME:
+            if event not in _CHECKED_BY_WRAPPER and self._is_called_by_user():
+                raise _make_error(name)
         elif event == "import" and self._allowed is not None:
-            self._judge_import(str(args[0]))
-        elif event in _FORGES_CODE:
-            claimed = args[_FORGES_CODE[event]]
+            self._check_import(str(args[0]))
+        elif event in _SETS_FILE_NAME:
+            claimed = args[_SETS_FILE_NAME[event]]
             if isinstance(claimed, bytes):
                 claimed = os.fsdecode(claimed)
-            if isinstance(claimed, str) and self._is_library(claimed) and self._requested_by_user():
+            if isinstance(claimed, str) and self._is_library(claimed) and self._is_requested_by_user():
                 raise PermissionError(f"code may not claim to come from {claimed!r}")
 
     def _is_import_statement(self, caller: types.FrameType) -> bool:
-        """Whether the caller stands at an ``import``, which calls `__import__` too and is not what was restricted."""
-        return caller.f_code.co_code[caller.f_lasti] == self._import_name
+        """Whether the caller executes an ``import`` statement, which calls `__import__` too but is not restricted."""
+        return caller.f_code.co_code[caller.f_lasti] == self._import_opcode
 
     def _is_library(self, filename: str) -> bool:
-        return filename.startswith(self._trusted)
+        return filename.startswith(self._library_prefixes)
 
-    def _requested_by_user(self) -> bool:
-        """Whether the innermost frame that asks for itself is user code. The import machinery does: it needs `_io` and
-        `exec` on its way to a module that was judged already."""
-        for filename, module in _callers():
+    def _is_requested_by_user(self) -> bool:
+        """Whether the innermost frame that does not act on behalf of another is user code. The import machinery acts
+        for itself: it needs `_io` and `exec` to load a module that was checked already."""
+        for filename, module in _iterate_callers():
             on_behalf = self._is_library(filename) and module.startswith(_IMPORTS_FOR_OTHERS)
             if filename.startswith(_IMPORT_MACHINERY) or not on_behalf:
                 return not self._is_library(filename)
         return False
 
-    def _called_by_user(self) -> bool:
-        """Whether user code is behind the call, with no import in between."""
-        for filename, _ in _callers():
+    def _is_called_by_user(self) -> bool:
+        """Whether the call comes from user code without an import in between."""
+        for filename, _ in _iterate_callers():
             if filename.startswith(_IMPORT_MACHINERY):
                 return False
             if not self._is_library(filename):
@@ -152,8 +152,8 @@ class PolicyHooks:
         return False
 
 
-def _callers() -> Iterator[tuple[str, str]]:
-    """File name and module of each frame from the innermost on, down to where this package calls the user's code."""
+def _iterate_callers() -> Iterator[tuple[str, str]]:
+    """Yield file name and module of each frame, from the innermost to the one where this package calls user code."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
@@ -164,23 +164,23 @@ def _callers() -> Iterator[tuple[str, str]]:
         frame = frame.f_back
 
 
-def _library_folders() -> tuple[str, ...]:
-    """Where code that is not the user's comes from. Its own folder stands first on the path and is left out."""
+def _find_library_prefixes() -> tuple[str, ...]:
+    """Return the prefixes of file names of library code. The first folder on the path is the user's."""
     folders = [os.path.join(folder, "") for folder in sys.path[1:] if folder]
     return (*folders, "<frozen ", "<__array_function__")
 
 
-def _import_name() -> int:
-    """The instruction of an ``import`` statement."""
-    import opcode  # only for a policy that asks: each module more makes every fork dearer
+def _find_import_opcode() -> int:
+    """Return the opcode of an ``import`` statement."""
+    import opcode  # only if the policy needs it, since each module makes every fork slower
 
     return opcode.opmap["IMPORT_NAME"]
 
 
-def _refusal(name: str) -> PermissionError:
+def _make_error(name: str) -> PermissionError:
     return PermissionError(f"{name} is not allowed here")
 
 
-def _with_scope(args: tuple[object, ...], caller: types.FrameType) -> tuple[object, ...]:
-    """`eval` and `exec` take their caller's scope if given none; a wrapper has to hand it on."""
+def _add_scope(args: tuple[object, ...], caller: types.FrameType) -> tuple[object, ...]:
+    """Add the caller's scope, which `eval` and `exec` use by default, to the arguments."""
     return args if len(args) > 1 else (*args, caller.f_globals, caller.f_locals)

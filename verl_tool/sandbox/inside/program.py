@@ -1,4 +1,4 @@
-"""The user's program: its files, its main module, and its end as Python ends a script."""
+"""Run the user's program: its files, its main module, and its exit as for a Python script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import types
 from . import wire
 from .policy_hooks import PolicyHooks
 
-TYPE_CHECKING = False  # `typing` itself makes every fork dearer
+TYPE_CHECKING = False  # importing `typing` makes every fork slower
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -20,11 +20,11 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class FilesRejectedError(OSError):
-    """The files that came with a run cannot be laid out as they are named."""
+    """The files of a run cannot be written under their names."""
 
 
 class SandboxJob:
-    """What the pool wants to be run."""
+    """The code and files that the pool sends."""
 
     def __init__(self, code: bytes, files: dict[str, bytes]) -> None:
         self.code = code
@@ -32,7 +32,7 @@ class SandboxJob:
 
 
 def read_job(fd: int) -> SandboxJob:
-    """The job in a job file."""
+    """Read a job file."""
     view = memoryview(os.pread(fd, os.fstat(fd).st_size - wire.JOURNAL_BYTES, wire.JOURNAL_BYTES))
     code_size, count = wire.JOB.unpack_from(view)
     at = wire.JOB.size
@@ -47,8 +47,7 @@ def read_job(fd: int) -> SandboxJob:
 
 
 def write_files(files: dict[str, bytes]) -> None:
-    """Put files into the current directory. Raises FilesRejectedError if two are in each other's way or there is no
-    room."""
+    """Write files to the current directory. Raises FilesRejectedError if two of them conflict or the disk is full."""
     for name, content in files.items():
         try:
             _write_file(name, content)
@@ -69,7 +68,7 @@ def _write_file(name: str, content: bytes) -> None:
 
 
 def new_main_module() -> types.ModuleType:
-    """An empty `__main__`, as if Python had been started with the script in the current directory."""
+    """Create an empty `__main__`, as if Python had been started with the script in the current directory."""
     directory = os.getcwd()
     main = types.ModuleType("__main__")
     main.__file__ = f"{directory}/{wire.SCRIPT_NAME}"
@@ -81,8 +80,8 @@ def new_main_module() -> types.ModuleType:
 
 
 def make_independent() -> None:
-    """Make this process, the child of `linux.fork`, one of its own: no two runs may share random numbers, and the main
-    thread bears the new process's id."""
+    """Complete `linux.fork` in the child: reseed random numbers, which runs must not share, and set the native id of
+    the main thread."""
     threading = sys.modules.get("threading")
     if threading is not None:
         threading.main_thread()._set_native_id()
@@ -95,19 +94,19 @@ def make_independent() -> None:
 
 
 def execute(code: bytes, main: types.ModuleType, hooks: PolicyHooks) -> int:
-    """Run the code in `main`, bound to the policy; return the exit code, as far as the code itself decides it."""
-    run = exec  # the builtin itself may be restricted next
-    status = guarded(lambda: hooks.activate(main))
-    return status or guarded(lambda: run(compile(code, wire.SCRIPT_NAME, "exec", dont_inherit=True), main.__dict__))
+    """Run the code in `main` under the policy. Return its exit code, which `finish` may change."""
+    run = exec  # the policy may restrict the builtin
+    status = run_guarded(lambda: hooks.activate(main))
+    return status or run_guarded(lambda: run(compile(code, wire.SCRIPT_NAME, "exec", dont_inherit=True), main.__dict__))
 
 
 def finish(main: types.ModuleType, status: int) -> int:
-    """Do all that Python does at the end of a script; return the exit code."""
-    wait_for_threads = getattr(sys.modules.get("threading"), "_shutdown", None)  # which may be the user's own module
+    """Do what Python does at the end of a script, and return the exit code."""
+    wait_for_threads = getattr(sys.modules.get("threading"), "_shutdown", None)  # may be a module of the user
     if wait_for_threads is not None:
-        status = guarded(wait_for_threads) or status
+        status = run_guarded(wait_for_threads) or status
     atexit._run_exitfuncs()
-    guarded(lambda: forget(main))
+    run_guarded(lambda: forget(main))
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -116,14 +115,14 @@ def finish(main: types.ModuleType, status: int) -> int:
     return status
 
 
-def guarded(step: Callable[[], object]) -> int:
-    """The exit code of a step of the user's code; an exception is shown as Python would."""
+def run_guarded(step: Callable[[], object]) -> int:
+    """Run a step of the user's code and return its exit code. An exception is printed as by Python."""
     try:
         step()
     except SystemExit as error:
         return _exit_code(error.code)
-    except BaseException as error:  # noqa: BLE001  (whatever the user's code raises is its own result)
-        _report(error)
+    except BaseException as error:  # noqa: BLE001  (any exception is a result of the user's code)
+        _print_exception(error)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -138,13 +137,13 @@ def _exit_code(code: object) -> int:
 
 
 def forget(main: types.ModuleType) -> None:
-    """Let the main module's objects go, so that their `__del__` runs as at the end of a script."""
+    """Release the objects of the main module, so that their `__del__` runs as at the end of a script."""
     for name in [name for name in main.__dict__ if not name.startswith("__")]:
         main.__dict__[name] = None
 
 
-def _report(error: BaseException) -> None:
-    """Show the error as Python would, without the frames of this package."""
+def _print_exception(error: BaseException) -> None:
+    """Print the exception as Python would, without the frames of this package."""
     seen: set[int] = set()
     queue: list[BaseException | None] = [error]
     while queue:
@@ -152,7 +151,7 @@ def _report(error: BaseException) -> None:
         if link is None or id(link) in seen:
             continue
         seen.add(id(link))
-        link.__traceback__ = _users_part(link.__traceback__)
+        link.__traceback__ = _strip_internal_frames(link.__traceback__)
         queue += [link.__cause__, link.__context__]
     try:
         sys.excepthook(type(error), error, error.__traceback__)
@@ -160,14 +159,14 @@ def _report(error: BaseException) -> None:
         _print_error(f"{type(error).__name__} (and no traceback: {type(failure).__name__})")
 
 
-def _users_part(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    users = []
+def _strip_internal_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
+    frames = []
     while traceback is not None:
         if not traceback.tb_frame.f_code.co_filename.startswith(_HERE):
-            users.append(traceback)
+            frames.append(traceback)
         traceback = traceback.tb_next
     following = None
-    for link in reversed(users):
+    for link in reversed(frames):
         link.tb_next = following
         following = link
     return following

@@ -1,4 +1,4 @@
-"""A command of a session: a confined process becomes any program of the sandbox."""
+"""Run a command of a session: replace a confined process with a program of the sandbox."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import ctypes
 import marshal
 import os
 
-TYPE_CHECKING = False  # `typing` itself makes every fork dearer
+TYPE_CHECKING = False  # importing `typing` makes every fork slower
 if TYPE_CHECKING:
     from typing import NoReturn
 
 _TIOCSCTTY = 0x540E
-_NOT_FOUND, _NOT_RUN = 127, 126
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
 def become(packed: bytes) -> NoReturn:
-    """Become the program, or end with a message on stderr and an exit code as a shell would.
+    """Execute the program, or exit with a message on stderr and an exit code like a shell.
 
-    `packed`: marshalled arguments, environment variables on top of the usual ones, directory, and whether stdin is a
-    terminal, which then controls the program and what it starts.
+    `packed` contains, marshalled: arguments, additional environment variables, directory, and whether stdin is a
+    terminal, which then becomes the controlling terminal.
     """
     arguments, variables, directory, terminal = marshal.loads(packed)
     at = directory
     try:
         if terminal:
             ctypes.CDLL(None).ioctl(0, _TIOCSCTTY, 0)
-        for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, programs do not expect it
+        for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, but programs expect the default
             _signal.signal(number, _signal.SIG_DFL)
         os.chdir(directory)
         at = arguments[0]
         os.execvpe(at, arguments, {**os.environ, **variables})
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        os.write(2, f"{at}: {why}\n".encode(errors="replace"))
-        os._exit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_RUN)
+        reason = error.strerror if isinstance(error, OSError) else error
+        os.write(2, f"{at}: {reason}\n".encode(errors="replace"))
+        os._exit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE)

@@ -1,8 +1,8 @@
-"""Going through a run's steps in the forkserver itself, so that forks find everything as they need it.
+"""Run programs in the forkserver itself, so that its forks start with warm caches.
 
-A fork shares its parent's memory until it writes to it; each page first written to costs a fault and a copy. Python
-writes a lot while it does something for the first time: it imports lazily, specialises bytecode, and fills the cache of
-type attributes, where each new entry also lets go of an old name. Done here once, none of that is left for the runs.
+A fork shares its parent's memory until it writes to it; the first write to each page causes a fault and a copy. Python
+writes a lot when it does something for the first time: it imports lazily, specialises bytecode, and fills the cache of
+type attributes, where each new entry also releases an old name. Doing it here once spares the runs this work.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from . import program, streams, wire
 from .policy_hooks import PolicyHooks
 
 _TIMES = 20
-"""Bytecode is specialised after a few passes."""
+"""Number of passes. Python specialises bytecode after a few."""
 _PROGRAMS = (
     b"print(1 + 1)\n",
     b"import math\ndef f(x):\n    return math.sqrt(x)\nfor i in range(3):\n    print(f'{f(i):.3f}', i, [i], {i: i})\n",
@@ -33,15 +33,15 @@ _NO_POLICY = PolicyHooks(None, [], [])
 
 
 def warm_up() -> None:
-    """Run a few harmless programs of ours through the code that runs go through; their output goes nowhere."""
+    """Run a few harmless programs as if they were runs, and discard their output."""
     saved = sys.stdin, sys.argv, sys.modules["__main__"], sys.path[0]
     programs = (*_PROGRAMS, _WITH_NUMPY) if "numpy" in sys.modules else _PROGRAMS
     null, stderr = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), os.dup(2)
-    os.dup2(null, 2)  # file descriptor 1 leads there already
+    os.dup2(null, 2)  # file descriptor 1 is already there
     try:
         for _ in range(_TIMES):
             for code in programs:
-                _run_one(code)
+                _run_program(code)
     finally:
         os.dup2(stderr, 2)
         os.close(null)
@@ -50,7 +50,7 @@ def warm_up() -> None:
         sys.stdin, sys.argv, sys.modules["__main__"], sys.path[0] = saved
 
 
-def _run_one(code: bytes) -> None:
+def _run_program(code: bytes) -> None:
     words = memoryview(bytearray(wire.JOURNAL_BYTES)).cast("Q")
     streams.attach(streams.Journal(words), 1 << 20)
     sys.stdin = io.StringIO("line\n")

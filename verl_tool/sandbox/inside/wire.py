@@ -1,25 +1,25 @@
-"""What the pool and a forkserver say to each other, and what a run's job file holds.
+"""Messages between the pool and a forkserver, and the format of a run's job file.
 
 The control channel is a unix socket of type SEQPACKET; every message is one packet:
 
-    pool -> forkserver   a dict           once: how to start
-    forkserver -> pool   a dict           once: ready, or why not
-    pool -> forkserver   RUN  + 3 fds     start a run: job file, stdout, stderr, stdin if it has any, and the
+    pool -> forkserver   a dict           once: the settings
+    forkserver -> pool   a dict           once: ready, or an error
+    pool -> forkserver   RUN  + 3 fds     start a run: job file, stdout, stderr, stdin if it has one, and the
                                           files by which it joins its control groups
-    pool -> forkserver   KILL             end a run
-    pool -> forkserver   DROP             nothing is left of a session: let go of its box
-    forkserver -> pool   REPLY (+ 1 fd)   the run has ended, all its processes are gone; the fd is its folder
+    pool -> forkserver   KILL             kill a run
+    pool -> forkserver   DROP             a session has ended: release its box
+    forkserver -> pool   REPLY (+ 1 fd)   the run and all its processes have exited; the fd is its folder
 
-A *box* is what the runs of a session share: their folders and their user. Over a channel of its own, of the same type,
-a session's keeper (`interpreter_process`) is told what to run:
+A *box* consists of the folders and the user that the runs of a session share. A session's interpreter process
+(`interpreter_process`) has another channel of the same type:
 
-    keeper -> pool       READY + 1 fd     at its start; the fd is the box's folder
-    pool -> keeper       CELL + 3 fds     run a cell: job file, stdout, stderr, stdin if it has any
-    pool -> keeper       CANCEL           end the cell
-    pool -> keeper       FORK + 1 fd      make a second keeper, whose channel the fd is
-    keeper -> pool       DONE             the cell has ended
+    interpreter -> pool  READY + 1 fd     at its start; the fd is the box's folder
+    pool -> interpreter  CELL + 3 fds     run a cell: job file, stdout, stderr, stdin if it has one
+    pool -> interpreter  CANCEL           cancel the cell
+    pool -> interpreter  FORK + 1 fd      fork an interpreter process whose channel is the fd
+    interpreter -> pool  DONE             the cell has ended
 
-The job file is an anonymous file (memfd). Its first `JOURNAL_BYTES` are written by the run, the rest by the pool.
+The job file is an anonymous file (memfd). The run writes its first `JOURNAL_BYTES`, the pool the rest.
 """
 
 from __future__ import annotations
@@ -28,53 +28,53 @@ import marshal
 import struct
 
 OP_RUN, OP_KILL, OP_DROP = 1, 2, 3
-PROGRAM, KEEPER, COMMAND = range(3)
-"""Kinds of runs: a Python program; a session's Python state (`interpreter_process`); any program (`shell_command`)."""
+PROGRAM, INTERPRETER, COMMAND = range(3)
+"""Kinds of runs: a Python program; a session's interpreter process; any program (`shell_command`)."""
 
 MARSHAL_VERSION = 2
-"""Read by every Python. Not JSON, for its module would make every fork of the forkserver dearer."""
+"""Every Python can read it. JSON is not used, because its module would make every fork slower."""
 
 
 def first_message(content: dict) -> bytes:
-    """A dict of plain values as the channel's first message in either direction."""
+    """Encode a dict of plain values as the channel's first message in either direction."""
     return marshal.dumps(content, MARSHAL_VERSION)
 
 
 def read_first_message(message: bytes) -> dict:
-    """What `first_message` was given."""
+    """Decode a message of `first_message`."""
     return marshal.loads(message)
 
 
 RUN = struct.Struct("<BQddQIIQQIIIIQ")
 """op, id, wall seconds, CPU seconds (0: none), memory bytes, processes, open files, output bytes, disk bytes,
-disk files, whether the run's folder is asked for, how many of the descriptors join it to its control groups, its kind,
-and the box that it shares: the id of the run that was given it, or 0 for a new one."""
+disk files, whether to return the run's folder, the number of descriptors for its control groups, its kind, and its box:
+the id of the run for which the box was made, or 0 for a new one."""
 MAX_FDS = 8
-"""That come with one message."""
+"""Maximum of descriptors in one message."""
 KILL = struct.Struct("<BQB")
-"""op, id, why: one of the limits below. Also of DROP, with the box for id."""
+"""op, id, reason: one of the limits below. Also the format of DROP, with the box as id."""
 REPLY = struct.Struct("<QBBBiddQ")
-"""id, whether the user's code was reached, whether nothing is left of it, which limit was hit, wait status, wall
-seconds, CPU seconds, peak bytes."""
+"""id, whether the user's code was reached, whether all processes have exited, the limit hit, wait status, wall seconds,
+CPU seconds, peak bytes."""
 
 LIMIT_NAMES = (None, "wall_seconds", "cpu_seconds", "memory_bytes", "cancelled", "lost")
 NO_LIMIT, WALL, CPU, MEMORY, CANCELLED, LOST = range(6)
-"""LOST: the kernel killed one of its processes, for memory that others took."""
+"""LOST: the kernel killed one of its processes because others used too much memory."""
 
 JOURNAL_BYTES = 1 << 16
-"""The journal: unsigned 64-bit words. Untrusted from the moment that the user's code runs."""
+"""The journal: unsigned 64-bit words. Untrusted once the user's code runs."""
 STATE, COUNT, DROPPED_OUT, DROPPED_ERR, FIRST_SWITCH = range(5)
-"""Index of each word; from FIRST_SWITCH on: (position << 1 | stream) at each change of the stream written to."""
+"""Index of each word; from FIRST_SWITCH on: (position << 1 | stream) at each change of the stream."""
 SWITCHES = JOURNAL_BYTES // 8 - FIRST_SWITCH
 FAILURE_BYTES = 1000
-"""Longest message of a failed set-up."""
+"""Maximum length of the message of a failed set-up."""
 NOT_STARTED, STARTED, SETUP_FAILED, FILES_REJECTED = range(4)
-"""Values of STATE. FILES_REJECTED: the files that came with the run cannot be laid out as they are named. After it and
-SETUP_FAILED the words from FIRST_SWITCH on hold a message, closed by a zero byte."""
+"""Values of STATE. FILES_REJECTED: the files of the run cannot be written under their names. With it and SETUP_FAILED,
+the words from FIRST_SWITCH on contain a message that ends with a zero byte."""
 
 
 def failure_journal(error: BaseException, state: int = SETUP_FAILED) -> bytes:
-    """The beginning of a journal that tells why the user's code was not reached."""
+    """Return the beginning of a journal with the reason why the user's code was not reached."""
     text = f"{type(error).__name__}: {error}".encode(errors="replace")[:FAILURE_BYTES]
     return struct.pack("<Q", state).ljust(FIRST_SWITCH * 8, b"\0") + text
 
@@ -87,23 +87,23 @@ FILE = struct.Struct("<IQ")
 OP_CELL, OP_CANCEL, OP_FORK = 1, 2, 3
 CELL = struct.Struct("<BIIBQ")
 """op, the cell's number, its number in tracebacks (0: none), whether it is interactive (`run_cell`), output
-bytes. Behind it, as `PID`, the process ids of other keepers in the same pid namespace. CANCEL: the same. FORK: the
-same, with the branch's number."""
+bytes; followed, as `PID`, by the process ids of the session's branches in the same pid namespace. CANCEL has the same
+format, and FORK too, with the branch's number."""
 PID = struct.Struct("<I")
 READY, PRESERVED, UNDONE = range(3)
-"""Outcomes. PRESERVED: the cell's process is the keeper now. UNDONE: the state is what it was before."""
+"""Outcomes. PRESERVED: the cell's process is now the interpreter process. UNDONE: the state was rolled back."""
 DONE = struct.Struct("<BIiIIQI")
-"""outcome, the cell's number, exit code (PRESERVED) or wait status (UNDONE), threads and processes that were
-ended, peak bytes, the keeper's process id. Comes from where user code has run: not to be trusted."""
+"""outcome, the cell's number, exit code (PRESERVED) or wait status (UNDONE), threads and processes that were killed,
+peak bytes, the interpreter's process id. Untrusted, because user code has run in the sender."""
 
 BOX = "/box"
 WORK_DIRECTORY = "/box/work"
-"""The run's own folder, its current directory and home."""
+"""The run's folder, its current directory and home."""
 BRANCH_FOLDER = ".branch-{number}-{name}"
-"""In the box: where a folder of a branch waits while another branch's is in its place."""
+"""In the box: name of a branch's folder while another branch is active."""
 LINKS = {"/app": "box/work", "/tests": "box/tests", "/solution": "box/solution", "/logs": "box/logs"}
-"""Where tasks of Harbor's layout look for things. What a link leads to is there once somebody has made it."""
+"""Links for tasks in Harbor's layout. A target may not exist yet."""
 VERIFIER_DIRECTORY = "/box/verifier"
-"""In the box of a verifier: its home, and what it needs to run commands in the workspace."""
+"""In the box of a verifier: its home, with the files by which it runs commands in the workspace."""
 SCRIPT_NAME = "main.py"
-"""The file within it that holds the code."""
+"""The file of the code in the run's folder."""

@@ -1,4 +1,4 @@
-"""The pool's side of a session's Python state, a process that forks for each cell (`inside.keeper`)."""
+"""The pool's side of a session's Python state, a process that forks for each cell (`inside.interpreter_process`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from verl_tool.sandbox.worker import RunStatus, Worker
 
 START_SECONDS = 20.0
 _CANCEL_SECONDS = 1.0
-"""Time for a keeper to undo a cell. After it, the keeper is ended and the state is lost."""
+"""Time for the interpreter process to roll back a cell. After it, the process is killed and the state is lost."""
 ANSWER_SECONDS = 20.0
 """Time for a forkserver on an overloaded machine to end a run."""
 
@@ -27,7 +27,7 @@ class InterpreterExitedError(Exception):
 
 
 class Done(NamedTuple):
-    """A keeper's report about a cell. For the fields see `wire.DONE`."""
+    """An interpreter's report about a cell. For the fields see `wire.DONE`."""
 
     outcome: int
     number: int
@@ -83,7 +83,7 @@ class InterpreterHandle:
         with theirs:
             streams = (*job.fds[1:3], theirs.fileno())
             try:
-                self.run_id, self.ended = worker.begin(job, self._limits, False, group, wire.KEEPER, box, streams)
+                self.run_id, self.ended = worker.begin(job, self._limits, False, group, wire.INTERPRETER, box, streams)
             except BaseException:
                 local.close()
                 raise
@@ -214,7 +214,7 @@ class InterpreterHandle:
     def _answered(self, done: Done, fds: list[int]) -> None:
         if self._answer is None or self._answer.done() or done.number not in (0, self._cells):
             self.died_idle = True
-            self.hang_up()  # only a keeper that user code has tampered with sends this
+            self.hang_up()  # only an interpreter that user code has tampered with sends this
             return
         if done.outcome == wire.READY and fds:
             self._drop_folder()

@@ -5,7 +5,7 @@
         result = await session.run("rows.split(',')", interactive=True)      # result.stdout == "['a', 'b']\\n"
         listing = await session.exec("ls -l")
 
-The Python state is a process that forks before each cell (`inside.keeper`). If a cell does not end by itself, it is
+The Python state is a process that forks before each cell (`inside.interpreter_process`). If a cell does not end, it is
 undone: the state is that before the cell. This does not undo changes to files in the session's folder, positions in
 files that were open before, and what was written to shared maps, pipes and sockets. Threads and other processes cannot
 be forked. They are ended with their cell and reported in its result. Each cell has a process id of its own.
@@ -442,7 +442,7 @@ class Session:
         return self._files
 
     async def _leave(self, other: Session) -> None:
-        """Remove its own files only, since other branches exist. Its keeper exits when its channel is closed."""
+        """Remove its own files only, since other branches exist. Its interpreter exits when its channel is closed."""
         if all(branch._keeper.run_id != self._keeper.run_id for branch in self._branches):
             await self._keeper.end()
         with contextlib.suppress(ToolFault, SandboxError):  # in which case all branches end
@@ -659,7 +659,7 @@ class Session:
     def _cell_result(
         self, job: JobFiles, done: Done | None, wall: float, cpu: float, exhausted: str | None
     ) -> CellResult:
-        """Make the result of a cell. `done` is None if the keeper exited, or a limit is `exhausted`."""
+        """Make the result of a cell. `done` is None if the interpreter exited, or a limit is `exhausted`."""
         hit = exhausted or self._determine_limit(done)
         state = "kept" if exhausted else "lost"
         exit_code, killed_by = None, None if exhausted else int(signal.SIGKILL)

@@ -6,15 +6,15 @@
     result = run(["python3", "main.py"], stdin="3\\n", seconds=5, read=["out.csv"])
     result.exit_code, result.stdout, result.files["out.csv"]
 
-In a shell: ``echo 3 | in_workspace --seconds 5 python3 main.py``; the exit code is the command's, or 124 if it did not
-end in time.
+In a shell: ``echo 3 | in_workspace --seconds 5 python3 main.py``. The exit code is the command's, or 124 after a
+timeout.
 
-A command runs as the workspace's user, in the workspace as the trajectory left it: not in the copy that the verifier
-sees. Everything it started is stopped when it ends. Its output is cut at the sandbox's limit. It sees its arguments,
-its stdin and the files that it is sent, and nothing else of the verifier: treat what it answers as a claim, and compare
-it with values that it was not sent.
+A command runs as the workspace's user, in the workspace as the trajectory left it, not in the verifier's copy. When it
+exits, everything that it started is killed. Its output is truncated at the sandbox's limit. It gets its arguments, its
+stdin and the sent files, and nothing else of the verifier. Treat its answer as a claim, and compare it with values that
+were not sent.
 
-The verifier finds this module on its path. It needs the standard library only.
+This module is on the verifier's path, and needs only the standard library.
 """
 
 import base64
@@ -27,9 +27,9 @@ import uuid
 
 FOLDER = os.environ.get("VERL_TOOL_CALLS", "/box/verifier/calls")
 _ANSWER_SECONDS = 60.0
-"""For the sandbox to begin and to end a command, on an overloaded machine."""
+"""Time for the sandbox to start and to stop a command on an overloaded machine."""
 _TIMED_OUT, _NOT_RUN = 124, 125
-"""Exit codes of the command line, as those of timeout(1)."""
+"""Exit codes of the command line, as for timeout(1)."""
 _EVALUATE = """
 import decimal, json, numbers, os, sys
 def plain(value):
@@ -55,23 +55,23 @@ os._exit(0)
 
 
 class WorkspaceError(Exception):
-    """The workspace's code did not do what it was to do."""
+    """A command in the workspace could not be run, or its code returned no valid answer."""
 
 
 class Result:
-    """How a command ended."""
+    """Result of a command."""
 
     def __init__(self, answer):
         self.exit_code = answer["exit_code"]
-        """None if a signal or a limit ended it."""
+        """None if a signal or a limit killed it."""
         self.limit_hit = answer["limit_hit"]
-        """``wall_seconds``, ``memory_bytes`` or another limit that ended it; None if none did."""
+        """The limit that killed it, such as ``wall_seconds`` or ``memory_bytes``, or None."""
         self.stdout_bytes, self.stderr_bytes = _decode(answer["stdout"]), _decode(answer["stderr"])
         """Up to the limit."""
         self.truncated = answer["truncated"]
-        """Whether it wrote more than that to stdout."""
+        """Whether it wrote more than the limit to stdout."""
         self.files = {path: None if data is None else _decode(data) for path, data in answer["files"].items()}
-        """Content of the files that were to be read; None of one that is no plain file, or not there."""
+        """Content of the files in `read`; None for a file that is missing or not a regular file."""
 
     @property
     def stdout(self):
@@ -86,16 +86,16 @@ def run(command, *, stdin="", files=None, read=(), env=None, cwd=".", seconds=20
     """Run a command in the workspace.
 
     Args:
-        command: its arguments, or a line for ``bash -c``.
+        command: list of arguments, or a line for ``bash -c``.
         stdin: text or bytes.
-        files: text or bytes by path, written into the workspace before.
-        read: paths of files in the workspace to bring back.
-        env: variables on top of the usual ones.
-        cwd: where it starts; a relative path counts from the workspace.
-        seconds: after which it is killed with all that it started.
+        files: text or bytes by path, written to the workspace first.
+        read: paths of files in the workspace to return.
+        env: additional environment variables.
+        cwd: working directory, relative to the workspace.
+        seconds: timeout, after which it is killed with everything that it started.
 
     Raises:
-        WorkspaceError: it could not be run, since the workspace has no room for `files`, say.
+        WorkspaceError: it could not be run, for example because `files` exceed the workspace's disk.
     """
     request = {
         "command": command if isinstance(command, str) else [str(word) for word in command],
@@ -106,7 +106,7 @@ def run(command, *, stdin="", files=None, read=(), env=None, cwd=".", seconds=20
         "cwd": str(cwd),
         "seconds": seconds,
     }
-    answer = _ask(json.dumps(request), seconds + _ANSWER_SECONDS)
+    answer = _request(json.dumps(request), seconds + _ANSWER_SECONDS)
     if "error" in answer:
         raise WorkspaceError(answer["error"])
     return Result(answer)
@@ -120,26 +120,26 @@ def _finite(text):
 
 
 def evaluate(code, given=None, *, seconds=20.0, **options):
-    """Run Python code that finds `given` and leaves its answer in the variable ``result``; both are JSON. Numbers and
-    arrays of numpy, fractions and decimals become plain numbers and lists.
+    """Run Python code that reads the variable `given` and sets the variable ``result``; both are JSON. NumPy numbers
+    and arrays, fractions and decimals become plain numbers and lists.
 
-    What the code prints is not mixed with the answer. The answer is plain data of JSON's types, whatever the code did.
-    `options`: of `run`. Raises WorkspaceError if there is no answer.
+    Printed text is not mixed with the answer, which has only JSON's types, whatever the code does. For `options` see
+    `run`. Raises WorkspaceError if there is no answer.
     """
     command = ["python3", "-I", "-c", _EVALUATE, code]
     result = run(command, stdin=json.dumps(given), seconds=seconds, **options)
     if result.exit_code != 0 or result.truncated:
-        how = result.limit_hit or f"exit code {result.exit_code}"
-        raise WorkspaceError(f"the workspace's code gave no answer ({how}): {result.stderr[-500:]}")
+        reason = result.limit_hit or f"exit code {result.exit_code}"
+        raise WorkspaceError(f"the workspace's code gave no answer ({reason}): {result.stderr[-500:]}")
     try:
-        # A verifier that compares with a tolerance would find NaN near everything.
+        # With NaN, a comparison like `not abs(a - b) > tolerance` would always succeed.
         return json.loads(result.stdout, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError, MemoryError):
         raise WorkspaceError(f"the workspace's code answered {result.stdout[:80]!r}, which is not JSON") from None
 
 
-def _ask(request, seconds):
-    """Send one request; its answer."""
+def _request(request, seconds):
+    """Send one request and return its answer."""
     name = uuid.uuid4().hex
     path = os.path.join(FOLDER, name)
     with open(path + ".request", "w", encoding="ascii") as file:
@@ -152,7 +152,7 @@ def _ask(request, seconds):
         except OSError as error:
             if error.errno not in (errno.ENXIO, errno.ENOENT):
                 raise
-            raise WorkspaceError("nobody runs commands in the workspace: this is no verifier's process") from None
+            raise WorkspaceError("in_workspace works only in a verifier's process") from None
         os.write(queue, (name + "\n").encode("ascii"))
         os.close(queue)
         waiting = select.poll()
@@ -175,7 +175,7 @@ def _decode(text):
 
 
 def main(arguments):
-    """The command line."""
+    """Run the command line."""
     seconds = 20.0
     if arguments[:1] == ["--seconds"]:
         seconds, arguments = float(arguments[1]), arguments[2:]
