@@ -532,7 +532,7 @@ class SolutionLink(ProcessLink):
             if operation == "load":
                 return self._load(*args)
             if operation == "eval":
-                return eval(*args, self._module.__dict__)  # noqa: S307  in the solution's process
+                return eval(args[0], self._module.__dict__)  # noqa: S307  in the solution's process
             return OPERATIONS[operation](*args, **kwargs)
         finally:
             self._recursion_limit = sys.getrecursionlimit()
