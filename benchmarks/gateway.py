@@ -95,6 +95,7 @@ PEERS = {
     "verifiers": ("verifiers.v1.clients.train, verifiers.v1.interception", "'verifiers>=0.4', then 'mcp<2'"),
 }
 """What each imports, and what pip is to install for it."""
+START_SECONDS = 60.0
 console = Console()
 
 
@@ -347,21 +348,26 @@ def find_peers(python: str) -> list[str]:
     found = []
     for name, (modules, packages) in PEERS.items():
         if subprocess.run([python, "-c", f"import {modules}"], capture_output=True, check=False).returncode:
-            console.print(f"--peers: {python} has no {name} to measure; pip install {packages}", markup=False)
+            console.print(
+                f"--peers: {python} has no {name} to measure; pip install {packages}", markup=False, soft_wrap=True
+            )
         else:
             found.append(name)
     return found
 
 
 async def _await_health(http: aiohttp.ClientSession, process: subprocess.Popen[bytes]) -> None:
-    """Raises SystemExit if `process` ended before it served."""
-    while process.poll() is None:
+    """Raises SystemExit if `process` ended before it served, or does not serve after `START_SECONDS`."""
+    until = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < until:
         try:
-            await (await http.get("/health")).read()
-            return
-        except aiohttp.ClientError:
-            await asyncio.sleep(0.1)
-    raise SystemExit(f"--peers: the server exited with status {process.returncode}")
+            async with http.get("/health", timeout=aiohttp.ClientTimeout(total=5)) as answer:
+                if answer.ok:
+                    return
+        except (aiohttp.ClientError, asyncio.TimeoutError):
+            pass
+        await asyncio.sleep(0.1)
+    raise SystemExit(f"--peers: the server does not serve; its exit status is {process.poll()}")
 
 
 async def measure_peer(python: str, name: str, text: str, count: int, turns: int) -> Load:

@@ -118,7 +118,7 @@ class ModelReplica:
     async def check_health(self) -> None:
         """Raises if this replica can no longer serve; Serve then puts another in its place."""
         await self._engine.check()
-        if not self._port.is_open():
+        if not all(server.is_open() for server in (self._port, self._own_server) if server is not None):
             raise EngineError("the HTTP server of this replica has ended")
 
     async def describe(self) -> int:
@@ -127,12 +127,12 @@ class ModelReplica:
 
     async def __del__(self) -> None:
         """Serve takes this replica away: answer what was begun, at most for the drain, then close."""
-        await self._port.leave()
-        await self._port.close(self._drain_seconds)
+        own = [] if self._own_server is None else [self._own_server]
+        await asyncio.gather(self._port.leave(), *(server.stop_accepting() for server in own))
+        closing = [server.close(self._drain_seconds) for server in own]
+        await asyncio.gather(self._port.close(self._drain_seconds), *closing)
         # Sessions that were not finished until now are lost.
         await self._endpoint.gateway.close()
-        if self._own_server is not None:
-            await self._own_server.close(CLOSE_SECONDS)
         await self._service.aclose()
         if self._tools is not None:
             await self._tools.close()

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -62,6 +63,12 @@ class AgentAsker(Asker):
             self._http = await stack.enter_async_context(
                 aiohttp.ClientSession(
                     connector=aiohttp.TCPConnector(limit=0), timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
+                )
+            )
+            # Replicas share a port, and a connection has one of them: a new one for each session spreads them.
+            self._opener = await stack.enter_async_context(
+                aiohttp.ClientSession(
+                    connector=aiohttp.TCPConnector(force_close=True), cookie_jar=aiohttp.DummyCookieJar()
                 )
             )
             self._relay = SessionRelay(self._http)
@@ -118,24 +125,36 @@ class AgentAsker(Asker):
         fields = options.model_dump(mode="json") | {"sampling": sampling}
         if asking.max_tokens is not None:
             fields["max_tokens"] = asking.max_tokens
-        opened = await self._call(self._url + SESSIONS_PATH, fields)
-        session = RemoteSession(opened["id"], opened["key"], opened.get("url") or self._url)
+        opened = await self._call(self._opener, self._url + SESSIONS_PATH, fields)
+        session = RemoteSession(opened["id"], opened["key"], self._url_at(opened.get("port")))
         self._relay.sessions[session.id] = session
         return session
 
     async def _finish(self, session: RemoteSession) -> FinishedSession:
         self._relay.sessions.pop(session.id, None)
-        finished = await self._call(f"{session.url}{SESSIONS_PATH}/{session.id}/finish", {})
+        finished = await self._call(self._http, f"{session.url}{SESSIONS_PATH}/{session.id}/finish", {})
         if session.failure is not None:
             raise _EndpointError(session.failure)
         return FinishedSession(Trajectory.from_json(encode_json(finished["trajectory"])), int(finished["requests"]))
 
-    async def _call(self, url: str, fields: dict[str, Any]) -> dict[str, Any]:
+    def _url_at(self, port: int | None) -> str:
+        """The endpoint at another port. Raises ConfigError if it is called through TLS, which is not there."""
+        if port is None:
+            return self._url
+        parts = urlsplit(self._url)
+        if parts.scheme != "http":
+            raise ConfigError(
+                f"{self._url} has several replicas, whose sessions are at ports of their own, such as {port}, without "
+                "TLS; give --base_url http://… of the machine itself, or serve one model (--num_models 1)"
+            )
+        return parts._replace(netloc=f"{parts.netloc.removesuffix(f':{parts.port}')}:{port}", path="").geturl()
+
+    async def _call(self, http: aiohttp.ClientSession, url: str, fields: dict[str, Any]) -> dict[str, Any]:
         """Raises ConfigError if the endpoint has no such route or asks for another key, else _EndpointError."""
         headers = {"authorization": f"Bearer {self._asking.api_key}"}
         timeout = aiohttp.ClientTimeout(total=_ADMIN_SECONDS)
         try:
-            async with self._http.post(url, json=fields, headers=headers, timeout=timeout) as answer:
+            async with http.post(url, json=fields, headers=headers, timeout=timeout) as answer:
                 if answer.status < 300:
                     content: dict[str, Any] = await answer.json()
                     return content

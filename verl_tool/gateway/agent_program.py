@@ -235,7 +235,7 @@ async def run_program(
     }
     command = [_fill(text, values) for text in program.command]
     if program.python is not None:
-        command = ["python3", "-c", _PYTHON_PROGRAM, program.python, session.id]
+        command = ["python3", "-c", _PYTHON_PROGRAM, program.python]
         files = {**(files or {}), ROW_FILE: json.dumps({"messages": texts}).encode()}
     service = SandboxedService(
         (

@@ -1,6 +1,6 @@
 """The gateway over HTTP: sessions, and in each the APIs of OpenAI and Anthropic.
 
-POST /sessions                      open a session: its id, key and paths
+POST /sessions                      open a session: its id, key, port and paths
 POST /sessions/ID/v1/…              what an agent calls; or /v1/… with the session's key as API key
 POST /sessions/ID/mcp               the tool server's tools, where the gateway has one
 POST /sessions/ID/finish            end it: {"reward": 1.0} -> {"trajectory": …}
@@ -36,8 +36,7 @@ from verl_tool.gateway.mcp_tools import GatewayTools
 from verl_tool.gateway.session import AgentSession, PendingAnswer, SessionModel, SessionOptions
 from verl_tool.http.disconnect import reject_disconnected
 from verl_tool.http.event_stream import EventStream
-from verl_tool.http.host_check import HostCheck, name_and_port
-from verl_tool.http.listening_socket import base_url
+from verl_tool.http.host_check import HostCheck
 from verl_tool.http.messages import Disconnected, HttpError, JsonResponse
 from verl_tool.http.metrics import HttpMetrics
 from verl_tool.http.request_body import RequestBodies
@@ -220,14 +219,7 @@ class Gateway:
         session = self.open_session(options, session_id)
         path = f"{SESSIONS_PATH}/{session.id}"
         paths = {"openai": f"{path}/v1", "anthropic": path}
-        return JsonResponse({"id": session.id, "key": session.key, "url": self._own_url(request), "paths": paths}, 201)
-
-    def _own_url(self, request: Request) -> str | None:
-        """Where this process alone is reached, by the name that the request used; None: at the server's own URL."""
-        port = self.options.own_port
-        if port is None:
-            return None
-        return base_url(name_and_port(request.headers.get(b"host", b"").decode("latin-1"))[0] or "127.0.0.1", port)
+        return JsonResponse({"id": session.id, "key": session.key, "port": self.options.own_port, "paths": paths}, 201)
 
     async def _show(self, request: Request) -> Response:
         self._check_admin(request)
@@ -320,7 +312,7 @@ class Gateway:
     def _by_id(self, request: Request) -> AgentSession:
         session = self.sessions.get(request.path_params["session_id"])
         if session is None:
-            where = "" if self.options.own_port is None else " here; use the url that POST /sessions gave"
+            where = "" if self.options.own_port is None else " here; use the port that POST /sessions gave"
             raise HttpError(404, "unknown_session", f"there is no such session{where}; open one with POST /sessions")
         return session
 

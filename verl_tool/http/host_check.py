@@ -55,12 +55,13 @@ class HostCheck:
     def _reject_host(self, host: bytes | None, server: tuple[str, int | None] | None) -> None:
         if host is None:
             raise HttpError(400, "bad_request", "the header 'host' is missing; HTTP/1.1 asks for it", "host")
-        name, port = name_and_port(host.decode("latin-1"))
-        if name in self._allowed or f"{name}:{port}" in self._allowed:
+        name, port = _name_and_port(host.decode("latin-1"))
+        own_address, own_port = server or (None, None)
+        # A second port of this server's counts as the first.
+        if {name, f"{name}:{port}", f"{name}:{self._port if port == own_port else port}"} & self._allowed:
             return
         if self._open and (name in self._own_names or _is_address(name)):
             return
-        own_address, own_port = server or (None, None)
         right_name = name == "localhost" or is_loopback(name) or name == own_address
         right_port = server is None or self._port is None or port in (self._port, own_port)
         if not (name and right_name and right_port):
@@ -72,7 +73,7 @@ class HostCheck:
         if text in (f"http://{host.decode('latin-1').lower()}", f"https://{host.decode('latin-1').lower()}"):
             return
         scheme, _, rest = text.partition("://")
-        name, port = name_and_port(rest)
+        name, port = _name_and_port(rest)
         if scheme not in ("http", "https") or not {name, f"{name}:{port}"} & self._allowed:
             raise _foreign("origin", origin)
 
@@ -99,7 +100,7 @@ def _own_names(host: str) -> frozenset[str]:
     return frozenset(name.lower() for name in (host, socket.gethostname(), socket.getfqdn(), "localhost"))
 
 
-def name_and_port(text: str) -> tuple[str, int | None]:
+def _name_and_port(text: str) -> tuple[str, int | None]:
     """Parse ``name``, ``name:port`` or ``[address]:port``. Returns an empty name for anything else."""
     try:
         parts = urlsplit(f"//{text}")

@@ -64,7 +64,8 @@ async def test_only_its_own_session_is_there(tmp_path: Path) -> None:
         assert await send(socket, post("/sessions/own/finish", b"{}")) == 404
         assert [len(session.tree.turns) for session in gateway.sessions.values()] == [1, 0]
         assert await send(socket, post("/v1/chat/completions")) == 200
-        assert await send(socket, b"HEAD / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n") == 200
+        for path in (b"/", b"/sessions/own", b"/api/hello"):
+            assert await send(socket, b"HEAD " + path + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n") == 200
     assert [len(session.tree.turns) for session in gateway.sessions.values()] == [2, 0]
     assert not os.listdir(tmp_path)
 

@@ -151,6 +151,9 @@ class TestHosts:
         assert self.status(b"box.example:1234", b"https://box.example", allowed=allowed) == 200
         assert self.status(b"other.example:99", allowed=allowed) == 200
         assert self.status(b"other.example:98", allowed=allowed) == 403
+        # 7000 is the server's second port.
+        assert self.status(b"third.example:7000", allowed=("third.example:5000",)) == 200
+        assert self.status(b"third.example:7000", allowed=("third.example:5001",)) == 403
 
     @pytest.mark.parametrize(
         "host", [b"10.0.0.1:80", b"[fd00::1]:5000", b"localhost:99", socket.gethostname().encode()]

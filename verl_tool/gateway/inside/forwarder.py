@@ -130,7 +130,7 @@ def main():
         write_files(*files)
         listener = socket.create_server(("127.0.0.1", int(port)))
         threading.Thread(target=accept, args=(listener, path), daemon=True).start()
-        agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, stderr=2, env=os.environ | env)
+        agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, stderr=2, env={**os.environ, **env})
         if copy:
             threading.Thread(target=end_with_input, args=(agent,), daemon=True).start()
     except (OSError, ValueError) as error:

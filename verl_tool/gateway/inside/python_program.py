@@ -52,11 +52,12 @@ def load(target: str) -> Any:
 
 def main() -> None:
     """Run the user's code to its end; an exception ends the program as it ends a script."""
-    target, session_id = sys.argv[1:]
+    (target,) = sys.argv[1:]
     with open(ROW_FILE, encoding="utf-8") as file:
         row = json.load(file)
     os.unlink(ROW_FILE)
     env = os.environ
+    session_id = env["ANTHROPIC_BASE_URL"].rpartition("/")[2]
     session = ProgramSession(session_id, env["OPENAI_BASE_URL"], env["ANTHROPIC_BASE_URL"], env["OPENAI_API_KEY"])
     running = load(target)(session, row)
     if inspect.isawaitable(running):

@@ -54,7 +54,7 @@ def _only(path: str, app: ASGIApp) -> ASGIApp:
     """`app` below `path`; other paths are taken to be below it."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        if not scope["path"].startswith(f"{path}/"):
+        if not f"{scope['path']}/".startswith(f"{path}/"):
             scope["path"] = path + scope["path"].rstrip("/")
         await app(scope, receive, send)
 

@@ -263,7 +263,10 @@ class AgentTrainerMixin(PPOTrainer):
         lengths = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
         prompts = self.config.actor_rollout_ref.actor.ppo_mini_batch_size
         work = calculate_workload(lengths).tolist()
-        layout = lay_out(batch.keys, work, prompts, ranks, lambda number: rows_multiple(self.config, number))
+        layout = lay_out(
+            *(batch.keys, work, prompts, ranks, lambda number: rows_multiple(self.config, number)),
+            seed=self.global_steps,
+        )
         rows = len(batch.keys)
         padded = upsample_batch_to_divisible_size(batch, len(layout.order), self.tokenizer.eos_token_id)
         dummies = iter(range(rows, len(padded.keys)))

@@ -23,7 +23,7 @@ export function origin(run, branch) {
   const file = String(branch.file).replace(/^branches\//, "").replace(/\.jsonl$/, "");
   const address = link("trajectory", { run, files: file, file, line: Number(branch.line) - 1 });
   return h("p", { class: "origin" }, "goes on from turn ", h("b", {}, String(branch.turn)), " of ", h("a", { href: address }, `${file}:${branch.line}`), branch.edited ? `, its ${branch.edited} edited` : "",
-    branch.drift?.length > 0 && h("span", { class: "warn" }, `, ${branch.drift.length} calls answered otherwise than then`));
+    branch.drift?.length > 0 && h("span", { class: "warn" }, `, ${branch.drift.length} calls answered differently`));
 }
 
 export function branchTree(run, { total, branches }) {

@@ -59,7 +59,7 @@ function job(order, leave, done) {
   window.addEventListener("hashchange", () => stop.abort(), { once: true });
   run(order, stop.signal, words).then((code) => {
     place.dataset.state = code === 0 ? "done" : "failed";
-    state.textContent = code === 0 ? "stored" : code === 1 ? "the tools answer otherwise than then; --branch_options='--accept_drift' goes on nevertheless" : "not done";
+    state.textContent = code === 0 ? "stored" : code === 1 ? "the tools answer differently; --branch_options='--accept_drift' goes on nevertheless" : "not done";
     button.textContent = "close";
     if (code === 0) done();
   }).catch((error) => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -31,11 +32,14 @@ def lay_out(
     prompts_per_mini_batch: int,
     ranks: int,
     multiple: Callable[[int], int] = lambda _: 1,
+    *,
+    seed: int,
 ) -> MiniBatchLayout:
     """Assign all rollouts of a prompt to the same mini-batch, and balance the work of its rows over the ranks.
 
-    Prompts are in the order of their first rows, so that the mini-batches do not depend on cuts of rollouts, and an
-    update that is repeated from the records has those of the run.
+    Prompts are shuffled from the order of their first rows, since those that finish first are the short ones. The
+    mini-batches do not depend on cuts of rollouts, and an update that is repeated from the records has those of the
+    run.
 
     Args:
         keys: keys of the rows in TransferQueue.
@@ -44,8 +48,10 @@ def lay_out(
         ranks: number of ranks.
         multiple: returns, for the number of mini-batches, what the number of rows per rank in a mini-batch must be a
             multiple of.
+        seed: of the order of prompts.
     """
     prompts = list(dict.fromkeys(prompt_of(key) for key in keys))
+    random.Random(seed).shuffle(prompts)
     chunks = [prompts[i : i + prompts_per_mini_batch] for i in range(0, len(prompts), prompts_per_mini_batch)]
     mini_batch_by_prompt = {prompt: i for i, chunk in enumerate(chunks) for prompt in chunk}
     rows: list[list[int]] = [[] for _ in chunks]
