@@ -14,6 +14,9 @@ two_at_a_time=(python -m pytest -n 2 --dist loadfile --durations=20)
 [ $# -eq 0 ] || exec python -m pytest "$@"
 code=0
 "${two_at_a_time[@]}" -m "not alone and not e2e" || code=$?
-# One at a time: those that load the machine, or would find each other's Ray.
-python -m pytest -m "alone or e2e" --durations=20 || code=$?
+# One at a time: those that load the machine, or would find each other's Ray. Only their files are imported.
+marks='mark\.alone|TRAINS_ON_CPU'
+[ -z "${VERL_TOOL_E2E:-}" ] || marks="$marks|mark\.e2e"
+mapfile -t files < <(grep -rlE "$marks" tests --include='test_*.py')
+python -m pytest -m "alone or e2e" --durations=20 "${files[@]}" || code=$?
 exit $code

@@ -305,6 +305,14 @@ def test_examples_that_others_import_by_name_have_a_name_of_their_own():
     assert not {name for name in imported if names.count(name) > 1}, "who imports it gets the first on sys.path"
 
 
+def test_scripts_test_finds_all_tests_that_run_alone():
+    """It looks for files with their mark, or with the name of the list that has it."""
+    helpers = {p.name for p in (ROOT / "tests" / "helpers").glob("*.py") if "mark.alone" in p.read_text()}
+    assert helpers == {"calculator_run.py"}
+    assert "TRAINS_ON_CPU = (" in (ROOT / "tests" / "helpers" / "calculator_run.py").read_text()
+    assert "mark.alone" not in (ROOT / "tests" / "conftest.py").read_text()
+
+
 def test_tests_of_whole_folders_are_there():
     for folder, names in OF_A_WHOLE_FOLDER.items():
         for name in names.split():
