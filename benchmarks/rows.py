@@ -112,7 +112,7 @@ def drive(keys: list[str], length: int, work: list[int]) -> Any:
     """What the trainer's process does for an update of rollouts."""
     index = RolloutIndex.of(keys)
     prompts = len(keys) // (SAMPLES * max(1, len(index.rollouts[0])))
-    layout = lay_out(keys, work, max(1, prompts // MINI_BATCHES), 1)
+    layout = lay_out(keys, work, max(1, prompts // MINI_BATCHES), 1, seed=0)
     with joining(index, [length] * len(keys)):
         advantages(on_rollouts(compute_advantage_for_multi_trajectories), keys, length)
     rollout_weights(index.rollout_by_row, torch.full((len(keys),), length))

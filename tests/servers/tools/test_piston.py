@@ -125,7 +125,8 @@ async def test_what_the_model_asks_wrongly_it_is_told(tool: PistonTool, action: 
 
 
 async def test_no_more_programs_are_sent_at_once_than_the_options_say(tool: PistonTool, service: PistonService) -> None:
-    answers = await asyncio.gather(*(text(tool, f"```python\nprint({i})\n```") for i in range(6)))
+    program = "```python\nimport time\ntime.sleep(0.3)\nprint({})\n```"
+    answers = await asyncio.gather(*(text(tool, program.format(i)) for i in range(6)))
     assert answers == [str(i) for i in range(6)]
     assert service.most_at_once == 2
     assert service.requests[-1]["run_timeout"] == 1000
