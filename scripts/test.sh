@@ -17,6 +17,6 @@ code=0
 # One at a time: those that load the machine, or would find each other's Ray. Only their files are imported.
 marks='mark\.alone|TRAINS_ON_CPU'
 [ -z "${VERL_TOOL_E2E:-}" ] || marks="$marks|mark\.e2e"
-mapfile -t files < <(grep -rlE "$marks" tests --include='test_*.py')
+mapfile -t files < <(grep -rlE "$marks" tests --include='test_*.py' | sort)
 python -m pytest -m "alone or e2e" --durations=20 "${files[@]}" || code=$?
 exit $code
