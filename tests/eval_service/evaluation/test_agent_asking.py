@@ -28,6 +28,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl_loop import make_tokenizer
 
 from eval_service import evaluate as program
+from eval_service.evaluation.agent_asking import AgentAsker
 from eval_service.evaluation.asking import Asking
 from eval_service.evaluation.dataset import read_problems
 from eval_service.evaluation.record import read_records
@@ -294,6 +295,30 @@ async def test_without_a_run_a_program_gets_the_context_of_the_endpoint(tmp_path
         [record] = await program.answers(replace(this, agent=program._agent(None, command, None)))
     assert record.error is not None
     assert "it printed: context 100000" in record.error
+
+
+@pytest.mark.parametrize(
+    ("url", "own"),
+    [
+        ("http://box.example:8000/v1", "http://box.example:4000"),
+        ("http://[::1]:8000/v1", "http://[::1]:4000"),
+        ("http://box.example/v1/", "http://box.example:4000"),
+        ("https://box.example/v1", None),
+    ],
+)
+async def test_a_session_of_one_of_several_replicas_is_at_the_endpoints_host(
+    url: str, own: str | None, tmp_path: Path
+) -> None:
+    gateway = program._agent(None, json.dumps({"program": {"command": ["true"]}}), None)
+    assert gateway is not None
+    asker = AgentAsker(Asking(url), gateway)
+    if own is not None:
+        assert asker._url_at(4000) == own
+    else:
+        with pytest.raises(ConfigError, match="without TLS"):
+            asker._url_at(4000)
+    assert asker._url_at(None) == url.rstrip("/").removesuffix("/v1")
+    await asker._client.close()
 
 
 async def test_what_an_agent_cannot_be_evaluated_with_is_named(tmp_path: Path) -> None:

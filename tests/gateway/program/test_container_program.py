@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
+from secrets import token_hex
 from socket import AF_UNIX
 from socket import socket as Socket
 from typing import Any
@@ -116,6 +118,24 @@ async def test_a_program_reaches_its_session_and_nothing_else(place: Place, monk
     rollout = await place.session.finish(1.0)
     assert (len(rollout.rows), rollout.num_turns) == (1, 1)
     assert place.containers() == []
+
+
+def command_lines() -> bytes:
+    """Those of all processes of the machine."""
+    found = b""
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found += process.read_bytes()
+    return found
+
+
+async def test_values_of_its_environment_are_on_no_command_line(place: Place) -> None:
+    value = token_hex(8)
+    running = asyncio.ensure_future(place.run("sh", "-c", "sleep 1; printenv TOKEN", env={"TOKEN": value}))
+    while not running.done():
+        assert value.encode() not in command_lines()
+        await asyncio.sleep(0.05)
+    assert running.result().output == f"{value}\n"
 
 
 async def test_what_is_readable_is_there_and_cannot_be_changed(place: Place) -> None:

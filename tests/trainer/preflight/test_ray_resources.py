@@ -148,10 +148,8 @@ def test_gpus_of_a_reward_model_and_of_sampling_nodes_are_counted(lines):
     assert enough == "nothing"
     assert "the training needs 3 GPUs: 1 (trainer) + 2 (reward.reward_model), and 2 were free after" in taken
     assert "reward.reward_model needs 2 times 2 GPUs and 6 CPU slots on one node" in two_groups
-    assert re.match("ResourcesError after [0-2]: ", two_groups)
-    assert re.match(
-        r"ResourcesError after [0-2]: the training needs 4 GPUs: 1 \(trainer\) \+ 3 \(actor_rollout_ref\.", separate
-    )
+    assert two_groups.startswith("ResourcesError after 0: ")
+    assert separate.startswith("ResourcesError after 0: the training needs 4 GPUs: 1 (trainer) + 3 (actor_rollout_ref.")
 
 
 def test_a_head_without_cpu_slots_is_left_alone():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -25,16 +24,12 @@ def edit(**arguments: object) -> str:
     return f"<tool_call>{json.dumps(call)}</tool_call>"
 
 
-def own_pools() -> list[object]:
-    """Those of this test's event loop."""
-    return [key for key in pools._shared if key[0] is asyncio.get_running_loop()]
-
-
 async def test_tools_that_are_served_together_share_a_trajectorys_files() -> None:
+    earlier = set(pools._shared)
     served = ToolSet(load_tools("ipython_code,str_replace_editor", shared=TOGETHER))
     await served.start()
     try:
-        assert len(own_pools()) == 1
+        assert len(set(pools._shared) - earlier) == 1
 
         async def step(trajectory: str, action: str, number: int, finish: bool = False) -> object:
             [result] = await served.step([StepRequest(trajectory, action, number, finish)], timeout_seconds=60)
@@ -48,7 +43,7 @@ async def test_tools_that_are_served_together_share_a_trajectorys_files() -> Non
         assert "FileNotFoundError" in str(await step("two", "<python>open('a.txt')</python>", 0))
     finally:
         await served.close()
-    assert not own_pools()
+    assert set(pools._shared) == earlier
 
 
 async def test_a_forked_trajectory_goes_on_with_the_same_python_files_and_edits() -> None:
