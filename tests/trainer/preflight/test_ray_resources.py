@@ -60,11 +60,16 @@ def told(what):
 
 @pytest.fixture(scope="module")
 def lines():
-    """What a script prints in a process of its own, for its Ray is none of other tests': a line for each wait."""
+    """What a script prints in a process of its own, for its Ray is none of other tests': a line for each wait.
+
+    Configs are composed before, for that takes a moment, and some of what is told must come at once.
+    """
     script = """
         start(8)
-        told(lambda: wait_for_resources(changed(**{UNITS: 8})))
-        told(lambda: wait_for_resources(changed(**{UNITS: 0, "trainer.n_gpus_per_node": 2, "trainer.use_v1": False})))
+        many_units = changed(**{UNITS: 8})
+        two_gpus = changed(**{UNITS: 0, "trainer.n_gpus_per_node": 2, "trainer.use_v1": False})
+        told(lambda: wait_for_resources(many_units))
+        told(lambda: wait_for_resources(two_gpus))
         told(lambda: wait_for_resources(config))
         other = take(num_cpus=2)
         told(lambda: wait_for_resources(config))
@@ -83,13 +88,15 @@ def lines():
         start(20, gpus=3)
         pools = {"reward.reward_model.enable_resource_pool": True, "reward.reward_model.n_gpus_per_node": 2,
                  "reward.reward_model.nnodes": 1, UNITS: 0}
-        told(lambda: wait_for_resources(changed(**pools)))
+        one_pool = changed(**pools)
+        two_pools = changed(**pools | {"reward.reward_model.nnodes": 2})
+        separate = changed(**{"trainer.v1.trainer_mode": "separate_async", "actor_rollout_ref.rollout.nnodes": 1,
+                              "actor_rollout_ref.rollout.n_gpus_per_node": 3, UNITS: 0})
+        told(lambda: wait_for_resources(one_pool))
         other = take(num_gpus=1)
-        told(lambda: wait_for_resources(changed(**pools)))
-        told(lambda: wait_for_resources(changed(**pools | {"reward.reward_model.nnodes": 2})))
-        separate = {"trainer.v1.trainer_mode": "separate_async", "actor_rollout_ref.rollout.nnodes": 1,
-                    "actor_rollout_ref.rollout.n_gpus_per_node": 3, UNITS: 0}
-        told(lambda: wait_for_resources(changed(**separate)))
+        told(lambda: wait_for_resources(one_pool))
+        told(lambda: wait_for_resources(two_pools))
+        told(lambda: wait_for_resources(separate))
     """
     code = SETTING.format(helpers=str(HELPERS)) + textwrap.dedent(script)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=560)
