@@ -16,8 +16,7 @@ from typing import Annotated, Any
 import typer
 from rows import LocalDir, Row, Seed, TestSize, convert, divide, messages, row, run, save
 
-from verl_tool.gateway.agent_program import ROW_IMAGE
-from verl_tool.protocol import FILES_FIELD
+from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD
 from verl_tool.tasks.task import Task, read_task, task_folders
 from verl_tool.verification import STYLE
 
@@ -33,7 +32,7 @@ def as_row(task: Mapping[str, Any], split: str, index: int) -> Row:
     what: Task = task["task"]
     files = what.packed_files()
     image = what.image if task["images"] else None
-    sent = {name: value for name, value in ((FILES_FIELD, files), (ROW_IMAGE, image)) if value}
+    sent = {name: value for name, value in ((FILES_FIELD, files), (WORKSPACE_IMAGE_FIELD, image)) if value}
     extra = {"task": what.name, **({"tools_kwargs": sent} if sent else {})}
     made = row(
         DATA_SOURCE,
