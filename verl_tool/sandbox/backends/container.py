@@ -29,9 +29,10 @@ from typing import Any
 
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
-from verl_tool.sandbox.backends import transfer
+from verl_tool.sandbox.backends import egress, transfer
 from verl_tool.sandbox.backends.calls import ContainerCalls
 from verl_tool.sandbox.backends.cells import Cells
+from verl_tool.sandbox.backends.egress import EgressProxy
 from verl_tool.sandbox.backends.engine import ContainerEngine, end
 from verl_tool.sandbox.backends.images import ImageSettings, image_settings
 from verl_tool.sandbox.backends.inside import archive
@@ -89,6 +90,8 @@ class ContainerSettings:
     in memory, ``/box/work``."""
     folders: tuple[str, ...] = ()
     """Further empty folders in memory, that its user may write to."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts that its programs reach over a proxy (`egress`); with none, they have no network at all."""
     max_seconds: float = 86400.0
     """After which it ends, whatever it does."""
     committed: ImageSettings | None = None
@@ -102,6 +105,7 @@ class ContainerSettings:
                 raise ConfigError(f"{path!r} is to be readable in the container; give an absolute path that is there")
         if not self.cpus > 0:
             raise ConfigError(f"cpus is {self.cpus}; it must be above 0")
+        EgressProxy(self.allowed_hosts)
 
 
 class Container:
@@ -126,6 +130,7 @@ class Container:
         self.work_directory = settings.workdir or wire.WORK_DIRECTORY
         """Where its programs start. That of the image is known after `start`."""
         self._image = ImageSettings("", "")
+        self._egress = EgressProxy(settings.allowed_hosts)
 
     @property
     def alive(self) -> bool:
@@ -165,11 +170,13 @@ class Container:
         self._resident = ResidentClient(life.stdout, life.stdin)
         try:
             await self._resident.begin(self._inside())
+            if self._settings.allowed_hosts:
+                await self._resident.listen(egress.PORT, self._egress.accept)
         except (ResidentExitedError, ValueError):
             await asyncio.wait({self._listening}, timeout=_OWN_SECONDS)
-            said = self._complaint.decode(errors="replace").strip() or "nothing"
+            complaint = self._complaint.decode(errors="replace").strip() or "nothing"
             raise SandboxError(
-                f"{self.engine.command} run failed: {said}; image: {self._settings.image}", retryable=True
+                f"{self.engine.command} run failed: {complaint}; image: {self._settings.image}", retryable=True
             ) from None
 
     async def _listen(self) -> None:
@@ -323,8 +330,8 @@ class Container:
         finally:
             packing.kill()
             unpacking.kill()
-            said = await asyncio.gather(*complaints)
-        texts = [text.decode(errors="replace").strip()[-_COMPLAINT_BYTES:] for text in said]
+            outputs = await asyncio.gather(*complaints)
+        texts = [text.decode(errors="replace").strip()[-_COMPLAINT_BYTES:] for text in outputs]
         return "; ".join(text or f"exit code {code}" for code, text in zip(codes, texts, strict=True) if code)
 
     async def read_file(self, path: str) -> bytes:
@@ -380,8 +387,8 @@ class Container:
         """Read or write a file beside the calls. Raises OSError, and ToolFault ``state_lost``."""
         client = self.require()
         try:
-            asked = client.ask(operation, content, path=self._absolute(path), **fields)
-            return await asyncio.wait_for(asked, self.limits.wall_seconds + _MARGIN_SECONDS)
+            request = client.ask(operation, content, path=self._absolute(path), **fields)
+            return await asyncio.wait_for(request, self.limits.wall_seconds + _MARGIN_SECONDS)
         except asyncio.TimeoutError:
             raise self._no_answer() from None
         except OSError as error:
@@ -428,7 +435,7 @@ class Container:
         number = client.number()
         fields = {"argv": list(command), "env": dict(env), "cwd": cwd, "seconds": seconds, "python": python}
         work = asyncio.ensure_future(
-            client.asked(number, "run", stdin, bytes=self.limits.output_bytes, **fields),
+            client.request(number, "run", stdin, bytes=self.limits.output_bytes, **fields),
         )
         try:
             return _result(*await asyncio.wait_for(asyncio.shield(work), seconds + _MARGIN_SECONDS))
@@ -476,6 +483,7 @@ class Container:
         if self._life is None:
             return
         try:
+            await self._egress.close()
             if self._resident is not None:
                 await self._resident.close()
             with contextlib.suppress(asyncio.TimeoutError):  # with its stdin closed, it ends by itself
@@ -493,7 +501,8 @@ class Container:
         """Arguments of the resident process."""
         writable = self._settings.writable
         home, user = (None, self._image.user) if writable else (wire.WORK_DIRECTORY, _USER)
-        return {"user": user, "home": home, "env": {"TMPDIR": "/tmp"}, "seconds": self._settings.max_seconds}
+        env = {"TMPDIR": "/tmp", **(egress.VARIABLES if self._settings.allowed_hosts else {})}
+        return {"user": user, "home": home, "env": env, "seconds": self._settings.max_seconds}
 
     def _run_arguments(self) -> list[str]:
         limits, half, settings = self.limits, self.limits.disk_bytes // 2, self._settings

@@ -43,6 +43,9 @@ class WorkspaceOptions(PolicyOptions):
     workdir: str = ""
     """Where programs start and relative paths begin, in place of the image's working directory (if `writable`) or of
     ``/box/work``."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts that programs in containers reach over a proxy, such as ``pypi.org`` or ``*.example.org:8443``. With none,
+    there is no network."""
     warm_containers: int = Field(default=0, ge=0)
     """Containers of `image` in each replica that are started before a trajectory needs them."""
     cpus: float = Field(default=1.0, gt=0)
@@ -76,7 +79,7 @@ class WorkspaceOptions(PolicyOptions):
         return self
 
 
-_OF_CONTAINERS = ("image", "allowed_images", "writable", "workdir", "warm_containers", "cpus")
+_OF_CONTAINERS = ("image", "allowed_images", "writable", "workdir", "allowed_hosts", "warm_containers", "cpus")
 _OF_THE_SANDBOX = ("pre_import", "allowed_modules", "restricted_functions", "isolation", "warm_modules")
 """And ``workers``, which a server gives to all of its tools."""
 _OF_EACH_TOOL = {*ToolOptions.model_fields, "timeout_seconds", "max_output_length"}
@@ -195,6 +198,7 @@ class WorkspaceTool(SandboxTool):
                 chosen.cpus,
                 writable=chosen.writable,
                 workdir=chosen.workdir,
+                allowed_hosts=chosen.allowed_hosts,
             )
             self._containers = ContainerPool(settings, shared, chosen.warm_containers)
             # What a pool sees to for its sessions, the server sees to for containers.
