@@ -278,7 +278,7 @@ async def test_what_it_is_started_with(alone: ContainerSettings, tmp_path: Path)
     assert options["--security-opt"] == ["no-new-privileges"]
     assert containers(tmp_path) == []
     gone = Container(alone, LIMITS)
-    gone.engine._path = str(tmp_path / "gone")
+    gone.provider.engine._path = str(tmp_path / "gone")
     with pytest.raises(SandboxError, match="docker cannot be run"):
         await gone.start()
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl_tool.errors import SandboxError
 from verl_tool.sandbox.backends.inside import resident
+
+if TYPE_CHECKING:
+    from verl_tool.sandbox.backends.providers.protocol import ByteWriter
 
 _HEAD = resident.HEAD
 _READER_BYTES = 1 << 16
@@ -33,8 +37,9 @@ def _source() -> str:
 class ResidentClient:
     """Speaks to one resident process over its stdin and stdout. Requests may be made at the same time."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(self, reader: asyncio.StreamReader, writer: ByteWriter, lines: bool = False) -> None:
+        """lines: frames are lines of base64, for what passes text only."""
+        self._reader, self._writer, self._lines = reader, writer, lines
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
         self._programs: dict[int, ResidentProgram] = {}
@@ -55,7 +60,8 @@ class ResidentClient:
     async def begin(self, settings: Mapping[str, Any]) -> None:
         """Send the program with the arguments of its `main`, and wait until it is ready. Raises ResidentExitedError if
         it does not start, ValueError if something else answers."""
-        line = f"names = {{'__name__': 'resident'}}; exec({_source()!r}, names); names['main'](**{dict(settings)!r})\n"
+        arguments = {**settings, "lines": self._lines}
+        line = f"names = {{'__name__': 'resident'}}; exec({_source()!r}, names); names['main'](**{arguments!r})\n"
         self._writer.write(line.encode())
         header, _ = await self._frame()
         if not header.get("ready"):
@@ -103,8 +109,7 @@ class ResidentClient:
 
     def post(self, header: Mapping[str, Any], payload: bytes = b"") -> None:
         """Send soon."""
-        head = json.dumps(header).encode()
-        self._writer.write(_HEAD.pack(len(head), len(payload)) + head + payload)
+        self._writer.write(resident.encode(header, payload, self._lines))
 
     async def spawn(
         self,
@@ -165,6 +170,8 @@ class ResidentClient:
 
     async def _frame(self) -> tuple[dict[str, Any], bytes]:
         try:
+            if self._lines:
+                return resident.decode(base64.b64decode(await self._reader.readuntil(b"\n"), validate=False))
             head, body = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
             header: dict[str, Any] = json.loads(await self._reader.readexactly(head))
             return header, await self._reader.readexactly(body) if body else b""

@@ -19,6 +19,7 @@ program, and when that has ended, or at its deadline, ends whatever the program 
     listen   port: connections of programs to it are passed on  an empty one; `connected` frames, and as of a program
 """
 
+import base64
 import contextlib
 import ctypes
 import errno
@@ -74,6 +75,19 @@ def set_capabilities(numbers):
     words = (ctypes.c_uint32 * 6)(mask, mask, 0, 0, 0, 0)
     if libc.capset(head, words) != 0:
         raise OSError(ctypes.get_errno(), "capset")
+
+
+def encode(header, payload, lines):
+    """A frame; lines: as a line of base64."""
+    head = json.dumps(header).encode()
+    frame = HEAD.pack(len(head), len(payload)) + head + payload
+    return base64.b64encode(frame) + b"\n" if lines else frame
+
+
+def decode(frame):
+    """Header and payload of a whole frame."""
+    head, body = HEAD.unpack_from(frame)
+    return json.loads(frame[HEAD.size : HEAD.size + head]), frame[HEAD.size + head : HEAD.size + head + body]
 
 
 class User:
@@ -571,9 +585,10 @@ class StartedProgram(Streams):
 
 
 class Resident:
-    def __init__(self, user, seconds):
-        """seconds: that it lives at most."""
+    def __init__(self, user, seconds, lines):
+        """seconds: that it lives at most. lines: frames are lines of base64."""
         self.user = user
+        self._lines = lines
         self._ends = time.monotonic() + seconds
         self._selector = selectors.DefaultSelector()
         self._programs = {}
@@ -626,8 +641,7 @@ class Resident:
             self._selector.unregister(fd)
 
     def send(self, header, payload=b""):
-        head = json.dumps(header).encode()
-        left = memoryview(HEAD.pack(len(head), len(payload)) + head + payload)
+        left = memoryview(encode(header, payload, self._lines))
         while left:
             try:
                 left = left[os.write(1, left) :]
@@ -651,15 +665,26 @@ class Resident:
         if not data:
             os._exit(0)
         self._buffer += data
-        while len(self._buffer) >= HEAD.size:
-            head, body = HEAD.unpack_from(self._buffer)
-            end = HEAD.size + head + body
-            if len(self._buffer) < end:
-                return
-            message = json.loads(bytes(self._buffer[HEAD.size : HEAD.size + head]))
-            payload = bytes(self._buffer[HEAD.size + head : end])
+        for frame in self._frames():
+            self._handle(*decode(frame))
+
+    def _frames(self):
+        """Take the whole frames out of the buffer."""
+        while True:
+            if self._lines:
+                end = self._buffer.find(b"\n") + 1
+                if not end:
+                    return
+                frame = base64.b64decode(bytes(self._buffer[:end]))
+            else:
+                if len(self._buffer) < HEAD.size:
+                    return
+                end = HEAD.size + sum(HEAD.unpack_from(self._buffer))
+                if len(self._buffer) < end:
+                    return
+                frame = bytes(self._buffer[:end])
             del self._buffer[:end]
-            self._handle(message, payload)
+            yield frame
 
     def _handle(self, message, payload):
         number, operation = message["id"], message["op"]
@@ -724,9 +749,9 @@ class Resident:
             program.kill("cancelled")
 
 
-def main(user, home, env, seconds):
+def main(user, home, env, seconds, lines):
     """user: of the programs, as of a Dockerfile's USER. home: theirs; None: as the image has it. env: further variables
-    of theirs. seconds: that this process lives at most."""
+    of theirs. seconds: that this process lives at most. lines: frames are lines of base64."""
     user = User(user)
     os.environ.update(env, HOME=user.home if home is None else home)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -737,6 +762,6 @@ def main(user, home, env, seconds):
         os.setresgid(OWN_USER, OWN_USER, OWN_USER)
         os.setresuid(OWN_USER, OWN_USER, OWN_USER)
         set_capabilities(_OWN_CAPABILITIES)
-    resident = Resident(user, seconds)
+    resident = Resident(user, seconds, lines)
     resident.send({"ready": True, "user": [user.uid, user.gid]})
     resident.serve()

@@ -17,8 +17,7 @@ from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD, FaultKind
 from verl_tool.sandbox import WARM_MODULES, Level, Policy, Session, SessionLimits
 from verl_tool.sandbox.backends import Container, ContainerPool, ContainerSettings, WorkspaceSandbox
-from verl_tool.sandbox.backends.engine import ContainerEngine
-from verl_tool.sandbox.backends.orphans import remove_orphans
+from verl_tool.sandbox.backends.providers import find_provider
 from verl_tool.servers.tools._sandboxed import PolicyOptions, SandboxTool
 from verl_tool.servers.tools.base import Context, Tool, ToolOptions
 from verl_tool.servers.tools.workspace.layout import filled, started
@@ -229,7 +228,7 @@ class WorkspaceTool(SandboxTool):
         if self._containers is None:
             self.sandbox = await take_pool(self._settings)
             return
-        await remove_orphans(ContainerEngine(self.options.backend))
+        await find_provider(self.options.backend).remove_orphans()
         if self.options.image:
             container = await self._containers.take()
             try:
