@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,8 @@ class _Job:
 
     folder: Path
     model: str | None
-    time: str
-    """Harbor requires dates, and records have durations only: the time at which this is written."""
+    time: datetime
+    """Of the conversion: Harbor requires dates, and records have durations only."""
     tokens: Counter[str] = field(default_factory=Counter)
     evals: dict[str, Json] = field(default_factory=dict)
     """Rewards and failures by Harbor's name of agent, model and data set."""
@@ -103,9 +103,10 @@ class _Job:
                     "stored_at": f"{answer.file}:{answer.line}",
                     "stop": trajectory.stop.value,
                     "excluded": trajectory.excluded and trajectory.excluded.value,
-                    "seconds": trajectory.timings.total,
                 },
             },
+            "started_at": (self.time - timedelta(seconds=trajectory.timings.total)).isoformat(),
+            "finished_at": self.time.isoformat(),
         }
         if self.model:
             result["agent_info"]["model_info"] = {"name": self.model}
@@ -116,7 +117,7 @@ class _Job:
                 "exception_type": kind,
                 "exception_message": message,
                 "exception_traceback": "",
-                "occurred_at": self.time,
+                "occurred_at": self.time.isoformat(),
             }
             stats["n_errors"] += 1
             stats["exception_stats"].setdefault(kind, []).append(name)
@@ -142,8 +143,8 @@ class _Job:
             stats["metrics"] = [{"mean": total / stats["n_trials"]}] if stats["n_trials"] else []
         result = {
             "id": _id(self.folder),
-            "started_at": self.time,
-            "finished_at": self.time,
+            "started_at": self.time.isoformat(),
+            "finished_at": self.time.isoformat(),
             "n_total_trials": self.count,
             "stats": {
                 "n_completed_trials": self.count,
@@ -181,7 +182,7 @@ def _new_job(folder: Path, model: str | None) -> _Job:
         folder.mkdir(parents=True)
     except FileExistsError:
         raise ConfigError(f"{folder} exists; remove it, or choose another --name") from None
-    return _Job(folder, model, datetime.now(timezone.utc).isoformat())
+    return _Job(folder, model, datetime.now(timezone.utc))
 
 
 def _row_name(trajectory: Trajectory) -> str:
