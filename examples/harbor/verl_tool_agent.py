@@ -101,9 +101,13 @@ class VerlToolAgent(BaseAgent):
             async with AsyncOpenAI(base_url=base_url, api_key=opened["key"], **limits) as model:
                 stop = await self._converse(model, environment, steps)
         finally:
-            async with self._client(url) as http:
-                finished = await _answer_of(http.post(f"/sessions/{opened['id']}/finish", json={}), url)
-            self._save(opened["id"], steps, finished["trajectory"], stop, context)
+            record = None
+            try:
+                async with self._client(url) as http:
+                    finished = await _answer_of(http.post(f"/sessions/{opened['id']}/finish", json={}), url)
+                record = finished["trajectory"]
+            finally:
+                self._save(opened["id"], steps, record, stop, context)
 
     async def _converse(self, model: AsyncOpenAI, environment: BaseEnvironment, steps: list[Json]) -> str:
         """Append a step for each answer of the model. Returns why the conversation ended."""
@@ -149,7 +153,8 @@ class VerlToolAgent(BaseAgent):
             return 'Error: call the tool "bash" with a JSON object whose "command" is a string.'
         limited = f"timeout -k 5 {self.command_seconds} bash -c {shlex.quote(command)}"
         ran = await environment.exec(limited, timeout_sec=self.command_seconds + _GRACE_SECONDS)
-        text = (ran.stdout or "") + (ran.stderr or "")
+        # Some of Harbor's environments run commands in a terminal.
+        text = ((ran.stdout or "") + (ran.stderr or "")).replace("\r\n", "\n")
         if len(text) > self.max_output:
             half = self.max_output // 2
             text = f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
@@ -159,9 +164,9 @@ class VerlToolAgent(BaseAgent):
             text += f"\n[exit code {ran.return_code}]"
         return text or "[no output]"
 
-    def _save(self, session: str, steps: list[Json], record: Json, stop: str, context: AgentContext) -> None:
-        """Write the trajectory and the record, and fill Harbor's context."""
-        details = list(_rows_of(record))
+    def _save(self, session: str, steps: list[Json], record: Json | None, stop: str, context: AgentContext) -> None:
+        """Write the trajectory and the record, if the endpoint gave one, and fill Harbor's context."""
+        details = list(_rows_of(record)) if record is not None else []
         answers = [step for step in steps if step["source"] == "agent"]
         if len(details) == 1 and len(details[0]["completion_token_ids"]) == len(answers):
             for number, step in enumerate(answers):
@@ -185,9 +190,11 @@ class VerlToolAgent(BaseAgent):
         if self._served_model:
             document["agent"]["model_name"] = self._served_model
         (self.logs_dir / "trajectory.json").write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
-        (self.logs_dir / "record.jsonl").write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
+        if record is not None:
+            line = json.dumps(record, ensure_ascii=False) + "\n"
+            (self.logs_dir / "record.jsonl").write_text(line, encoding="utf-8")
         context.n_input_tokens, context.n_output_tokens = totals["prompt_tokens"], totals["completion_tokens"]
-        context.rollout_details = details
+        context.rollout_details = details or None
         context.metadata = {"stop": stop, "turns": len(answers), "session": session}
 
     def _client(self, url: str) -> httpx.AsyncClient:
