@@ -3,7 +3,7 @@
 A file of records is a job, a row of the data set a task, and a trajectory a trial::
 
     JOBS/NAME.step_3/config.json, result.json
-    JOBS/NAME.step_3/TRIAL/result.json, agent/trajectory.json, verifier/reward.json
+    JOBS/NAME.step_3/TRIAL/config.json, result.json, agent/trajectory.json, verifier/reward.json
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENVIRONMENT = {"import_path": "verl_tool"}
 
 
 @dataclass(frozen=True)
-class Answer:
+class RunTrajectory:
     """A trajectory, and where it is stored: line `line` of ``FILE.jsonl``."""
 
     file: str
@@ -41,7 +41,7 @@ class Answer:
     trajectory: Trajectory
 
 
-def read_answers(source: Path, lost: Counter[str]) -> Iterator[Answer]:
+def read_run(source: Path, lost: Counter[str]) -> Iterator[RunTrajectory]:
     """Yield the trajectories of a run, an evaluation or a file; what has none is counted in `lost`. Raises ConfigError
     that names the file and the line."""
     for where, document in documents(source):
@@ -58,7 +58,7 @@ def read_answers(source: Path, lost: Counter[str]) -> Iterator[Answer]:
         if "trajectory" in document:  # an evaluation's record has the row and the grading next to the trajectory
             extra = {"index": document.get("index"), REWARD_FAULT: document.get("reward_fault") or ""}
             trajectory = replace(trajectory, reward=document.get("score"), extra=trajectory.extra | extra)
-        yield Answer(Path(name).stem, int(line), trajectory)
+        yield RunTrajectory(Path(name).stem, int(line), trajectory)
 
 
 @dataclass
@@ -78,14 +78,15 @@ class _Job:
     def agent(self) -> Json:
         return {"name": atif.AGENT} | ({"model_name": self.model} if self.model else {})
 
-    def write_trial(self, answer: Answer, document: Json) -> None:
-        trajectory = answer.trajectory
+    def write_trial(self, stored: RunTrajectory, document: Json) -> None:
+        trajectory = stored.trajectory
         source = str(trajectory.row.get("data_source") or "rows")
         task = _ODD.sub("_", f"{source}-{_row_name(trajectory)}")
-        name = f"{task[-48:]}__{answer.line}"
+        name = f"{task[-48:]}__{stored.line}"
         folder, totals = self.folder / name, document["final_metrics"]
         reward, problem = trajectory.reward, _failure(trajectory)
         config = {"task": {"path": task}, "trial_name": name, "trials_dir": str(self.folder), "agent": self.agent}
+        config["environment"] = _ENVIRONMENT
         result: Json = {
             "id": _id(folder),
             "task_name": task,
@@ -94,13 +95,13 @@ class _Job:
             "task_id": {"path": task},
             "source": source,
             "task_checksum": hashlib.sha256(repr(trajectory.prompt_ids).encode()).hexdigest(),
-            "config": config | {"environment": _ENVIRONMENT},
+            "config": config,
             "agent_info": {"name": atif.AGENT, "version": version("verl-tool")},
             "agent_result": {
                 "n_input_tokens": totals["total_prompt_tokens"],
                 "n_output_tokens": totals["total_completion_tokens"],
                 "metadata": {
-                    "stored_at": f"{answer.file}:{answer.line}",
+                    "stored_at": f"{stored.file}:{stored.line}",
                     "stop": trajectory.stop.value,
                     "excluded": trajectory.excluded and trajectory.excluded.value,
                 },
@@ -127,6 +128,7 @@ class _Job:
             stats["reward_stats"]["reward"].setdefault(reward, []).append(name)
             _write(folder / "verifier/reward.json", json.dumps({"reward": reward}))
         _write(folder / "agent/trajectory.json", json.dumps(document, ensure_ascii=False))
+        _write(folder / "config.json", json.dumps(config))
         _write(folder / "result.json", json.dumps(result))
         self.count += 1
         self.tokens.update(input=totals["total_prompt_tokens"], output=totals["total_completion_tokens"])
@@ -159,18 +161,20 @@ class _Job:
         _write(self.folder / "result.json", json.dumps(result))
 
 
-def write_jobs(answers: Iterable[Answer], folder: Path, name: str, model: str | None, lost: Counter[str]) -> int:
-    """Write a job for each file of `answers`, which are grouped by file; what is not carried is counted in `lost`.
+def write_jobs(
+    trajectories: Iterable[RunTrajectory], folder: Path, name: str, model: str | None, lost: Counter[str]
+) -> int:
+    """Write a job for each file of `trajectories`, which are grouped by file; what is not carried is counted in `lost`.
     Returns the number of trajectories. Raises ConfigError if a job's folder exists."""
     job, file, count = None, None, 0
-    for answer in answers:
-        if job is None or answer.file != file:
+    for stored in trajectories:
+        if job is None or stored.file != file:
             if job is not None:
                 job.close()
-            job, file = _new_job(folder / f"{_ODD.sub('_', name)}.{_ODD.sub('_', answer.file)}", model), answer.file
-        written = atif.write(answer.trajectory, model)
+            job, file = _new_job(folder / f"{_ODD.sub('_', name)}.{_ODD.sub('_', stored.file)}", model), stored.file
+        written = atif.write(stored.trajectory, model)
         lost.update(written.not_carried)
-        job.write_trial(answer, written.result)
+        job.write_trial(stored, written.result)
         count += 1
     if job is not None:
         job.close()

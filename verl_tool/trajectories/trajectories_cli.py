@@ -24,7 +24,7 @@ from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.trajectories import atif, openai_messages, training_trace
 from verl_tool.trajectories.files import FileForm, documents, trajectories_in
-from verl_tool.trajectories.harbor_jobs import model_of, read_answers, write_jobs
+from verl_tool.trajectories.harbor_jobs import model_of, read_run, write_jobs
 from verl_tool.trajectories.turns import Converted
 
 console = Console(stderr=True)
@@ -81,8 +81,8 @@ def harbor(
     try:
         folder = source if source.is_dir() else source.resolve().parent
         run = folder.resolve().parent if folder.resolve().name == "trajectories" else folder.resolve()
-        answers = islice(read_answers(source, lost), limit)
-        found = track(answers, description="writing", total=None, console=console, transient=True)
+        trajectories = islice(read_run(source, lost), limit)
+        found = track(trajectories, description="writing", total=None, console=console, transient=True)
         count = write_jobs(found, target, name or run.name, model or model_of(run), lost)
         if not count:
             raise ConfigError(f"{source} holds no trajectory")
