@@ -155,6 +155,16 @@ def test_what_cannot_be_read_or_written_is_an_error(run_folder: Path, tmp_path: 
     assert "step_1.jsonl:4 is no JSON" in broken.output
 
 
+def test_a_model_that_cannot_be_read_is_an_error(run_folder: Path, evaluation: Path, tmp_path: Path) -> None:
+    (run_folder / "config.yaml").write_text("actor_rollout_ref: {model: {}}")
+    assert convert(run_folder, tmp_path / "jobs", "--name", "without").exit_code == 0
+    assert "model_name" not in read_json(tmp_path / "jobs/without.step_1/config.json")["agents"][0]
+    for file in (run_folder / "config.yaml", evaluation / "evaluation.json"):
+        file.write_text("{")
+        assert "does not say which model it is of" in convert(file.parent, tmp_path / "jobs").output
+        assert convert(file.parent, tmp_path / "jobs", "--model", "m").exit_code == 0
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     "VERL_TOOL_HARBOR_PYTHON" not in os.environ,

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 from uuid import NAMESPACE_URL, uuid5
+
+from yaml import YAMLError
 
 from verl_tool.agent_loop.trajectory import REWARD_FAULT, StopReason, Trajectory
 from verl_tool.errors import ConfigError
@@ -85,6 +86,8 @@ class _Job:
         name = f"{task[-48:]}__{stored.line}"
         folder, totals = self.folder / name, document["final_metrics"]
         reward, problem = trajectory.reward, _failure(trajectory)
+        started = self.time - timedelta(seconds=trajectory.timings.total)
+        times = {"started_at": started.isoformat(), "finished_at": self.time.isoformat()}
         config = {"task": {"path": task}, "trial_name": name, "trials_dir": str(self.folder), "agent": self.agent}
         config["environment"] = _ENVIRONMENT
         result: Json = {
@@ -106,8 +109,8 @@ class _Job:
                     "excluded": trajectory.excluded and trajectory.excluded.value,
                 },
             },
-            "started_at": (self.time - timedelta(seconds=trajectory.timings.total)).isoformat(),
-            "finished_at": self.time.isoformat(),
+            "agent_execution": times,
+            **times,
         }
         if self.model:
             result["agent_info"]["model_info"] = {"name": self.model}
@@ -215,14 +218,21 @@ def _write(path: Path, text: str) -> None:
 
 
 def model_of(source: Path) -> str | None:
-    """The name of the model that a run or an evaluation was of; None if its folder does not say."""
-    from eval_service.evaluation.record import ABOUT  # slow imports
-    from eval_service.model.run_config import run_config
+    """The name of the model that a run or an evaluation was of; None if its folder does not say. Raises ConfigError if
+    what it says cannot be read."""
+    from omegaconf import OmegaConf  # slow imports
 
-    if (source / ABOUT).is_file():
-        about: Any = json.loads((source / ABOUT).read_text(encoding="utf-8"))
-        return str(about["model"]) if about.get("model") else None
+    from eval_service.evaluation.record import ABOUT
+    from eval_service.model.run_config import CONFIG_FILES, run_config
+
+    about = source / ABOUT
     try:
-        return Path(str(run_config(source).actor_rollout_ref.model.path)).name
-    except ConfigError:
-        return None
+        if about.is_file():
+            name = json.loads(about.read_text(encoding="utf-8")).get("model")
+        elif any((source / each).is_file() for each in CONFIG_FILES):
+            name = OmegaConf.select(run_config(source), "actor_rollout_ref.model.path")
+        else:
+            return None
+    except (ValueError, YAMLError) as error:
+        raise ConfigError(f"{source} does not say which model it is of ({error}); give --model") from error
+    return Path(str(name)).name if name else None
