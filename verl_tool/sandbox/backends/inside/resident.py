@@ -406,7 +406,7 @@ class Streams:
         self._outputs, self._input_fd = {}, -1
 
 
-class Connection(Streams):
+class PassedConnection(Streams):
     """A connection that a program has made to the port of the container's own loopback device."""
 
     def __init__(self, resident, number, connection):
@@ -735,7 +735,7 @@ class Resident:
         def accept(_fd):
             with contextlib.suppress(BlockingIOError, ConnectionError):
                 number = next(self._connections)
-                self._programs[number] = Connection(self, number, listener.accept()[0])
+                self._programs[number] = PassedConnection(self, number, listener.accept()[0])
 
         self.watch(listener.fileno(), selectors.EVENT_READ, accept)
 

@@ -1,9 +1,9 @@
 """Who starts containers."""
 
-from verl_tool.sandbox.backends.providers.protocol import Provider
+from verl_tool.sandbox.backends.providers.protocol import ContainerProvider
 
 
-def find_provider(name: str) -> Provider:
+def find_provider(name: str) -> ContainerProvider:
     """Return the provider of a name. Raises ConfigError if it is not available."""
     from verl_tool.sandbox.backends.providers.command_line import CommandLineProvider
 

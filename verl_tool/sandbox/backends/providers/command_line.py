@@ -26,7 +26,7 @@ _MAX_USER_PROCESSES = 1 << 14
 
 
 class CommandLineProvider:
-    """See `Provider`."""
+    """See `ContainerProvider`."""
 
     def __init__(self, command: str) -> None:
         """Raises ConfigError if the command line does not exist."""

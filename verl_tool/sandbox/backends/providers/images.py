@@ -7,7 +7,7 @@ import weakref
 from typing import Any
 
 from verl_tool.errors import SandboxError
-from verl_tool.sandbox.backends.providers.protocol import Provider
+from verl_tool.sandbox.backends.providers.protocol import ContainerProvider
 from verl_tool.sandbox.backends.settings import ImageSettings
 
 _images: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], asyncio.Task[ImageSettings]]]
@@ -15,7 +15,7 @@ _images = weakref.WeakKeyDictionary()
 """By event loop, provider and image."""
 
 
-async def image_settings(provider: Provider, image: str) -> ImageSettings:
+async def image_settings(provider: ContainerProvider, image: str) -> ImageSettings:
     """Describe an image. Raises SandboxError if it cannot be had."""
     images = _images.setdefault(asyncio.get_running_loop(), {})
     key = (provider.name, image)

@@ -72,7 +72,7 @@ class PipedProcess(Protocol):
         """End what connects to it, whether or not it has ended."""
 
 
-class Provider(Protocol):
+class ContainerProvider(Protocol):
     """Starts containers. Failures raise SandboxError: with ``retryable``, where another try may succeed."""
 
     name: str
