@@ -25,9 +25,7 @@ _ACCOUNTS = {
     "etc/group": "root:x:0:\nnogroup:x:65534:\n",
 }
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
-_LOADED_BY_OTHERS = (
-    "librt.so.1 libpthread.so.0 libdl.so.2 libgcc_s.so.1 libstdc++.so.6 libutil.so.1 libresolv.so.2".split()
-)
+_LOADED_BY_OTHERS = ("librt.so.1", "libpthread.so.0", "libdl.so.2", "libgcc_s.so.1", "libstdc++.so.6", "libresolv.so.2")
 """Libraries that no program here needs, but agents that are mounted do."""
 _LEFT_OUT = {
     "site-packages",
