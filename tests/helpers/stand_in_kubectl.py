@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from stand_in_docker import MARK, STATE, confined, remove
@@ -76,7 +77,7 @@ def _run(words: list[str]) -> int:
     if image in _STATUSES:
         signal.pause()
     try:
-        command = _command(name, pod["spec"])
+        command = command_of(STATE / name, pod["spec"])
         environment = {"PATH": os.environ["PATH"], MARK: name}
         environment |= {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
         return subprocess.run(command, env=environment, check=False).returncode
@@ -84,12 +85,13 @@ def _run(words: list[str]) -> int:
         remove(STATE / name)
 
 
-def _command(name: str, spec: dict[str, Any]) -> list[str]:
+def command_of(state: Path, spec: dict[str, Any]) -> list[str]:
+    """Words that run a pod, whose folder is `state`."""
     [container] = spec["containers"]
     security = container["securityContext"]
     assert not spec["automountServiceAccountToken"]
     assert not spec["enableServiceLinks"]
-    assert not spec["hostNetwork"]
+    assert not spec.get("hostNetwork")
     assert spec["restartPolicy"] == "Never"
     assert spec["activeDeadlineSeconds"] > 0
     assert container["stdin"]
@@ -106,10 +108,10 @@ def _command(name: str, spec: dict[str, Any]) -> list[str]:
     assert len(folders) == len(volumes)
     if not security["readOnlyRootFilesystem"]:
         folders.append("/repo")
-        (STATE / name / "repo").mkdir()
-        (STATE / name / "repo" / "original").write_text("original")
+        (state / "repo").mkdir()
+        (state / "repo" / "original").write_text("original")
     options = {"--cap-add": added, "--tmpfs": [f"{each}:" for each in folders], "--workdir": [container["workingDir"]]}
-    words = confined(STATE / name, container["command"], options, hidden=[])
+    words = confined(state, container["command"], options, hidden=[])
     if user:
         words[1:1] = ["--unshare-user", "--uid", str(user), "--gid", str(user)]
     return words

@@ -53,7 +53,7 @@ class StandInService:
         words = confined(self.folder / name, command, options, _PYTHONS if broken else [])
         words[1:1] = [] if root else ["--unshare-user", "--uid", "1000", "--gid", "1000"]
         pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-        environment = {"PATH": "/usr/bin:/bin" if broken else os.environ["PATH"], "HOME": "/root", MARK: name}
+        environment = {"PATH": "/usr/bin:/bin" if broken else os.environ["PATH"], "HOME": "/", MARK: name}
         return await asyncio.create_subprocess_exec(*words, env=environment, **(streams or pipes))
 
 

@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from verl_tool.errors import ConfigError
 from verl_tool.sandbox.backends.providers.orphans import owner
 from verl_tool.sandbox.backends.providers.protocol import ContainerSpec
 from verl_tool.sandbox.backends.providers.relayed import (
@@ -54,7 +53,7 @@ class DaytonaProvider(RemoteProvider):
         try:
             client = self._daytona.AsyncDaytona()
         except self._daytona.DaytonaError as error:
-            raise ConfigError(f"daytona: {error}") from error
+            raise self.failure("client", error, (self._daytona.DaytonaError,)) from error
         process = DaytonaProcess(client)
         try:
             create = client.create(self._parameters(spec), timeout=self.settings.start_seconds)
