@@ -72,9 +72,8 @@ def _both_ways(function: Callable[..., Any]) -> Any:
 def _modal(service: StandInService) -> None:
     class Error(Exception): ...
 
-    names = ("AuthError", "PermissionDeniedError", "NotFoundError", "InvalidError", "RemoteError")
-    names += ("UnimplementedError", "ResourceExhaustedError")
-    errors = {name: type(name, (Error,), {}) for name in names}
+    names = "AuthError PermissionDeniedError NotFoundError InvalidError RemoteError UnimplementedError"
+    errors = {name: type(name, (Error,), {}) for name in (*names.split(), "ResourceExhaustedError")}
     service.module.exception = SimpleNamespace(Error=Error, **errors)  # type: ignore[attr-defined]
 
     class Writer:

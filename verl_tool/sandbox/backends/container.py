@@ -66,6 +66,8 @@ class Container:
     def __init__(self, settings: ContainerSettings, limits: SessionLimits) -> None:
         """Store the settings. Raises ConfigError if the provider is not available."""
         self.provider = find_provider(settings.command, settings.provider)
+        if settings.user and self.provider.same_user:
+            raise ConfigError("user has no effect with same_user; leave it out")
         self.name = f"verl-tool-{secrets.token_hex(8)}"
         self._settings, self.limits = settings, limits
         self._lock = asyncio.Lock()

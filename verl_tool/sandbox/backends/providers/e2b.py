@@ -30,8 +30,10 @@ class E2BProvider(RemoteProvider):
         """Raises ConfigError."""
         super().__init__("e2b", parse_settings(RemoteSettings, "e2b", settings))
         self._e2b = e2b = import_sdk("e2b")
-        self._final = (e2b.AuthenticationException, e2b.InvalidArgumentException, e2b.NotFoundException)
-        self._final += (e2b.TemplateException,)
+        self._final: tuple[type[Exception], ...] = (
+            *(e2b.AuthenticationException, e2b.InvalidArgumentException),
+            *(e2b.NotFoundException, e2b.TemplateException),
+        )
 
     async def start(self, spec: ContainerSpec) -> E2BProcess:
         self.check(spec)

@@ -47,8 +47,10 @@ class ModalProvider(RemoteProvider):
         self._modal = modal = import_sdk("modal")
         errors = modal.exception
         # An image that cannot be built or found, wrong arguments, and what the account may not do.
-        self._final = (errors.AuthError, errors.PermissionDeniedError, errors.NotFoundError, errors.InvalidError)
-        self._final += (errors.RemoteError, errors.UnimplementedError)
+        self._final: tuple[type[Exception], ...] = (
+            *(errors.AuthError, errors.PermissionDeniedError, errors.NotFoundError),
+            *(errors.InvalidError, errors.RemoteError, errors.UnimplementedError),
+        )
 
     async def start(self, spec: ContainerSpec) -> ModalProcess:
         self.check(spec)
