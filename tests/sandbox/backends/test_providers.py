@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import stat
@@ -19,10 +20,12 @@ from stand_in_services import StandInService, stand_in_service
 from toy_tools import until
 
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
-from verl_tool.protocol import FaultKind
+from verl_tool.protocol import FaultKind, StepRequest
 from verl_tool.sandbox.backends import Container, ContainerSettings
-from verl_tool.sandbox.backends.providers import ELSEWHERE, find_provider, kubernetes, orphans, relayed
+from verl_tool.sandbox.backends.providers import ELSEWHERE, find_provider, kubernetes, orphans, pods, relayed
 from verl_tool.sandbox.limits import SessionLimits
+from verl_tool.servers.execution.toolset import ToolSet
+from verl_tool.servers.tools import load_tools
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -93,6 +96,20 @@ async def read_until(reader: asyncio.StreamReader, word: bytes) -> bytes:
     while word not in found:
         found += await reader.read(1000)
     return found
+
+
+async def test_tools_use_them(place: Place) -> None:
+    provider = dict(place.settings().provider)
+    options = {"backend": place.name, "image": "any", "provider": provider, "timeout_seconds": 20, "workers": 1}
+    served = ToolSet(load_tools("bash_terminal", shared=options))
+    await served.start()
+    arguments = {"name": "bash_terminal", "arguments": {"command": "echo $((6 * 7)) > a; cat a"}}
+    action = f"<tool_call>{json.dumps(arguments)}</tool_call>"
+    [result] = await served.step([StepRequest("t", action, finish=False)], timeout_seconds=60)
+    assert result.observation is not None
+    assert "42" in result.observation
+    await served.close()
+    assert place.live == []
 
 
 async def test_one_that_vanishes_is_lost(place: Place) -> None:
@@ -230,7 +247,7 @@ def test_a_pod_waits_until_it_has_no_network(monkeypatch: pytest.MonkeyPatch) ->
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.getsockname()[1]))
-        code = kubernetes._NO_NETWORK.replace("+ 20", "+ 0.5")
+        code = pods.NO_NETWORK.replace("+ 20", "+ 0.5")
         with pytest.raises(SystemExit, match="does not enforce network policies"):
             exec(code, {})
     exec(code, {})
@@ -239,7 +256,7 @@ def test_a_pod_waits_until_it_has_no_network(monkeypatch: pytest.MonkeyPatch) ->
 def test_settings_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("modal", "e2b", "daytona"):
         monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(ConfigError, match=rf"pip install 'verl-tool\[{name}\]'"):
+        with pytest.raises(ConfigError, match=rf"needs the package {name} .*source scripts/env.sh {name}"):
             find_provider(name)
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("modal", {"apps": "x"}, "provider settings of modal: apps: Extra inputs"),

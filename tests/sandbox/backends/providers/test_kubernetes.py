@@ -16,7 +16,7 @@ from stand_in_cluster import StandInCluster
 from toy_tools import until
 
 from verl_tool.sandbox.backends import Container, ContainerSettings
-from verl_tool.sandbox.backends.providers import kubernetes
+from verl_tool.sandbox.backends.providers import kubernetes, pods
 from verl_tool.sandbox.limits import SessionLimits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -47,7 +47,7 @@ async def test_the_real_command_line_runs_a_pod(cluster: StandInCluster, tmp_pat
         assert (await container.run("6 * 7", interactive=True)).stdout == "42\n"
         assert await container.provider.remove_orphans() == 0
         assert list(cluster.policies) == ["verl-tool-no-network"]
-        assert cluster.policies["verl-tool-no-network"]["spec"] == kubernetes.policy()["spec"]
+        assert cluster.policies["verl-tool-no-network"]["spec"] == pods.policy()["spec"]
     await until(lambda: os.listdir(tmp_path / "pods") == [])
 
 

@@ -15,9 +15,9 @@ from pydantic import Field
 from verl_tool.sandbox.backends.inside import resident
 from verl_tool.sandbox.backends.providers.orphans import owner
 from verl_tool.sandbox.backends.providers.protocol import ContainerSpec
-from verl_tool.sandbox.backends.providers.relayed import (
+from verl_tool.sandbox.backends.providers.relayed import RelayedProcess
+from verl_tool.sandbox.backends.providers.remote import (
     LEASE_SECONDS,
-    RelayedProcess,
     RemoteProvider,
     RemoteSettings,
     finish_creation,
