@@ -27,8 +27,10 @@ import time
 NOT_JUDGED = 78
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 PASSED, FAILED, ERROR, SKIPPED, XFAIL = STATUSES = ("PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL")
-GUARDED = ("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.py", "pytest.ini", ".pytest.ini", "tox.ini")
-"""Files that change how tests run. They are as in the commit, unless the reference solution changes them."""
+SHADOWS = ("sitecustomize.py", "usercustomize.py", "pytest.py")
+GUARDED = ("conftest.py", "pytest.ini", ".pytest.ini", *SHADOWS)
+"""Files that change how tests run. They are as in the commit, unless the reference solution changes them; `SHADOWS` of
+the commit are its own modules, and may change. Not among them: tox.ini, which images of Sphinx change."""
 MAX_LOG_BYTES = 64 << 20
 GIT_SECONDS = 60.0
 _SUBREAPER, _DUMPABLE = 36, 4
@@ -265,7 +267,9 @@ def prepare(workspace, spec, hidden):
     if guard:
         exempt = {*guard["exempt"], *hidden}
         for path in sorted({*workspace.guarded_files(), *commit(guard["commit"]).guarded_files()} - exempt):
-            workspace.write(path, *commit(guard["commit"]).read(path))
+            content, executable = commit(guard["commit"]).read(path)
+            if content is None or path.rpartition("/")[2] not in SHADOWS:
+                workspace.write(path, content, executable)
     for entry in spec["restore"]:
         files = {path: commit(entry["commit"]).read(path) for path in entry["paths"]}
         if entry.get("patch"):

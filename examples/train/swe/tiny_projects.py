@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 FILES = ("bank.py", "farm.py", "game.py", "mill.py", "port.py", "shop.py")
-FUNCTIONS = ("bonus", "cargo", "crop", "fare", "loan", "price", "prize", "score", "stock", "toll", "wage", "yield_")
+FUNCTIONS = ("bonus", "cargo", "crop", "fare", "loan", "price", "prize", "score", "stock", "toll", "wage", "tax")
 NAMES = (("a", "b"), ("c", "d"), ("m", "n"), ("p", "q"), ("u", "v"), ("x", "y"))
 """Of parameters; those of a file's functions differ, and so do their lines."""
 OPERATIONS = {"plus": "+", "minus": "-", "times": "*", "over": "//"}
