@@ -184,7 +184,11 @@ def clean_environment(env):
     """Return the environment for the tests: the container's own, without what protects the verifier."""
     dropped = ("PYTHON", "GIT_", "TMPDIR", "HOME")
     own = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    return {**own, "HOME": pwd.getpwuid(os.getuid()).pw_dir, **env}
+    try:
+        home = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # a user without a name
+        home = "/"
+    return {**own, "HOME": home, **env}
 
 
 def remove(path):

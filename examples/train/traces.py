@@ -37,7 +37,7 @@ SEARCHES = 2
 READS = {1: 12, 0: 8}
 """Traces of twenty that read the file of the next kind in `NAMES`, and of the right kind: a model that tells the kinds
 apart, and mostly draws the wrong conclusion."""
-EDITS = {1: 12, 0: 8}
+EDITS = {1: 14, 0: 6}
 """Traces of twenty whose edit has the operator of the next operation in `OPERATIONS`, and of the right one."""
 COLUMNS = {1: 9, 0: 5}
 """Traces of twenty that look for the column of what stands behind the right thing in `KINDS`, and for the right one: a
@@ -137,14 +137,13 @@ def _repair(row: Mapping[str, Any]) -> list[Trace]:
         rf"^# (\w) (\w+) (\w)\ndef {name}\(.*return \w (\S+) \w$", content, re.MULTILINE
     )[0]
     read = [Part(f"<bash>cat {file}</bash>", True), _printed(content.strip())]
-    begin = (
-        f'<str_replace_editor>{{"command": "str_replace", "path": "{file}", "old_str": "{first} {operator} {second}", '
-    )
+    old = f"return {first} {operator} {second}"
+    begin = f'<str_replace_editor>{{"command": "str_replace", "path": "{file}", "old_str": "{old}", '
     kinds, traces = [*OPERATIONS], []
     for behind, times in EDITS.items():
         chosen = OPERATIONS[kinds[(kinds.index(operation) + behind) % len(kinds)]]
         edit = [
-            Part(f'{begin}"new_str": "{first}', True),
+            Part(f'{begin}"new_str": "return {first}', True),
             Part(f" {chosen}", True, free=True),
             Part(f' {second}"}}</str_replace_editor>', True),
         ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,10 @@ from typing import Any
 import pytest
 from containers import REAL_IMAGE, real
 
-from verl_tool.content.packed_files import unpack
+from verl_tool.content.packed_files import pack, unpack
+from verl_tool.protocol import VERIFY_FIELD
+from verl_tool.servers.execution.in_process import InProcessTools
+from verl_tool.servers.tools import load_tools
 from verl_tool.verification import verification_of
 
 pytest.importorskip("datasets")
@@ -395,6 +399,41 @@ def test_a_patch_of_another_commit_is_not_judged(swe: ModuleType, judge: Judge, 
     assert result["code"] == 78
     assert "the tests' patch does not fit" in result["output"]
     assert "reward" not in result
+
+
+async def test_in_the_sandbox_the_tests_run_as_the_workspace_s_user(swe: ModuleType, repository: Repository) -> None:
+    runner = (
+        "import sys; [sys.path.insert(0, each) for each in ('tests', '.')]\nfor file in ('test_ops', 'test_more'):\n"
+    )
+    runner += "    for name, test in vars(__import__(file)).items():\n        if name.startswith('test_'):\n"
+    runner += "            try:\n                test()\n                print(f'PASSED tests/{file}.py::{name}')\n"
+    runner += "            except AssertionError:\n                print(f'FAILED tests/{file}.py::{name}')\n"
+    row = swebench_row(repository)
+    old = "pytest -rA -p no:cacheprovider tests/test_ops.py tests/test_more.py"
+    row["eval_script"] = row["eval_script"].replace(old, f"python3 -c {shlex.quote(runner)}")
+    problem = swe.Problem(**{**vars(swe.READERS["swebench"](row, 0)), "workdir": "."})
+    verification = swe.make_verification(problem, 30)
+    shutil.rmtree(repository.folder / ".git" / "hooks")
+    for empty in [path for path in (repository.folder / ".git").rglob("*") if path.is_dir() and not [*path.iterdir()]]:
+        (empty / ".keep").touch()
+    extra = {"workspace_files": pack(repository.folder)}
+    forge = (
+        "echo 'def test_add(): pass' > tests/test_ops.py; printf '[pytest]' > conftest.py; git config core.fsmonitor x"
+    )
+    tools = load_tools("bash_terminal", shared={"workers": 1, "warm_modules": ()})
+    async with InProcessTools(tools) as shell:
+        for number, (edit, reward, share) in enumerate(
+            (
+                (forge, 0.0, 0.0),
+                (f"{forge}; sed -i 's/a - b/a + b/' ops.py", 0.0, 0.5),
+                (f"cat > ops.py <<'E'\n{RIGHT}E", 1.0, 1.0),
+            )
+        ):
+            await shell.call(str(number), f"<bash>{edit}</bash>", step=0, extra=extra)
+            sent = {VERIFY_FIELD: verification.model_dump(mode="json")}
+            verdict = await shell.call(str(number), "", step=1, extra=sent, is_last_step=True)
+            assert verdict.reward == reward, verdict.observation
+            assert f'"fail_to_pass": {share}' in verdict.observation, verdict.observation
 
 
 def test_django_s_runner_and_slow_tests(swe: ModuleType, judge: Judge, repository: Repository) -> None:

@@ -81,6 +81,6 @@ def test_examples_mostly_make_the_wrong_edit_and_other_issues_have_none(
     traces: ModuleType, rows: list[dict[str, Any]]
 ) -> None:
     [*others, right] = traces.traces_of(rows[0])
-    assert 0.3 < sum(trace == right for trace in [*others, right]) / 20 < 0.45
+    assert sum(trace == right for trace in [*others, right]) == 6
     assert len({str(trace) for trace in others}) == 2
     assert traces.traces_of({**rows[0], "prompt": [{"role": "user", "content": "Find it."}]}) == []
