@@ -238,6 +238,7 @@ def test_swebench_is_judged_as_swebench_does(swe: ModuleType, judge: Judge, repo
     assert shares(judge(problem)) == (0.0, 1.0, 0.0)
 
 
+@pytest.mark.slow
 def test_swegym(swe: ModuleType, judge: Judge, repository: Repository) -> None:
     problem = swe.READERS["swegym"](swegym_row(repository), 0)
     assert problem.image == "xingyaoww/sweb.eval.x86_64.facebookresearch_s_hydra-1:latest"
@@ -247,6 +248,7 @@ def test_swegym(swe: ModuleType, judge: Judge, repository: Repository) -> None:
     assert shares(judge(problem)) == (1.0, 1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_r2e_gym_wants_every_status_as_it_is_expected(swe: ModuleType, judge: Judge, repository: Repository) -> None:
     problem = swe.READERS["r2e_gym"](r2e_row(repository), 0)
     assert (problem.fail_to_pass, problem.pass_to_pass, problem.statement) == (
@@ -285,6 +287,7 @@ def test_swesmith_makes_a_commit_with_the_bug_and_without_its_tests(
     assert shares(judge(problem)) == (1.0, 1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_nemotron_s_own_rows_and_those_of_other_sets(swe: ModuleType, judge: Judge, repository: Repository) -> None:
     read = swe.READERS["nemotron"]
     wrapped = {"dataset_name": "SWE-Gym/SWE-Gym", "instance_dict": json.dumps(swegym_row(repository))}
@@ -327,6 +330,7 @@ def pytest_runtest_makereport(item, call):
 SAY_PASSED = "".join(f"print('PASSED {case}')\n" for case in [*FAIL, *PASS])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "files",
     [
@@ -349,6 +353,7 @@ def test_hostile_files_get_nothing(
     assert shares(result)[:2] == (0.0, 0.0), result["output"]
 
 
+@pytest.mark.slow
 def test_a_program_that_the_tests_leave_writes_no_reward(
     swe: ModuleType, judge: Judge, repository: Repository, tmp_path: Path
 ) -> None:
@@ -361,6 +366,7 @@ def test_a_program_that_the_tests_leave_writes_no_reward(
     assert running.stdout == ""
 
 
+@pytest.mark.slow
 def test_what_cannot_be_prevented_is_what_tests_import(swe: ModuleType, judge: Judge, repository: Repository) -> None:
     """As in swebench: the model's code runs in the tests' own process, and can be their report. The recipe says so."""
     problem = swe.READERS["swebench"](swebench_row(repository), 0)
@@ -370,6 +376,7 @@ def test_what_cannot_be_prevented_is_what_tests_import(swe: ModuleType, judge: J
     assert shares(judge(problem)) == (1.0, 1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_a_changed_repository_is_the_model_s_fault_and_a_wrong_patch_is_not(
     swe: ModuleType, judge: Judge, repository: Repository
 ) -> None:
@@ -401,6 +408,7 @@ def test_a_patch_of_another_commit_is_not_judged(swe: ModuleType, judge: Judge, 
     assert "reward" not in result
 
 
+@pytest.mark.slow
 async def test_in_the_sandbox_the_tests_run_as_the_workspace_s_user(swe: ModuleType, repository: Repository) -> None:
     runner = (
         "import sys; [sys.path.insert(0, each) for each in ('tests', '.')]\nfor file in ('test_ops', 'test_more'):\n"
@@ -436,6 +444,7 @@ async def test_in_the_sandbox_the_tests_run_as_the_workspace_s_user(swe: ModuleT
             assert f'"fail_to_pass": {share}' in verdict.observation, verdict.observation
 
 
+@pytest.mark.slow
 def test_django_s_runner_and_slow_tests(swe: ModuleType, judge: Judge, repository: Repository) -> None:
     row = swebench_row(repository)
     test = "python3 -m unittest -v test_unit"
@@ -459,6 +468,7 @@ def test_django_s_runner_and_slow_tests(swe: ModuleType, judge: Judge, repositor
     assert shares(judge(slow)) == (0.0, 0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_it_needs_no_newer_python_than_3_8(swe: ModuleType, judge: Judge, repository: Repository) -> None:
     ast.parse((SCRIPTS / "swe_verifier.py").read_text(), feature_version=(3, 8))
     old = next(iter(sorted(Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8"))), None) or shutil.which("python3.8")
