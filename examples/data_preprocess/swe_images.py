@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import secrets
 import shlex
 import subprocess
 import tarfile
@@ -84,20 +85,15 @@ class Engine:
                 entry.size = len(content)
                 tar.addfile(entry, io.BytesIO(content))
         command = _UNPACK.format(workdir=shlex.quote(workdir)) + f" && {script}"
-        arguments = (
-            "run",
-            "--rm",
-            "--interactive",
-            "--network",
-            "none",
-            "--entrypoint",
-            "",
-            image,
-            "bash",
-            "-c",
-            command,
-        )
-        return self._engine(*arguments, where=image, stdin=buffer.getvalue(), seconds=seconds)
+        name = f"verl-tool-swe-{secrets.token_hex(8)}"
+        options = ("--rm", "--interactive", "--network=none", "--entrypoint=", f"--name={name}")
+        try:
+            return self._engine(
+                *("run", *options, image, "bash", "-c", command), where=image, stdin=buffer.getvalue(), seconds=seconds
+            )
+        except ImageError:
+            subprocess.run([self.command, "rm", "--force", name], capture_output=True, timeout=SECONDS, check=False)
+            raise
 
     def _read(self, problem: Problem, image: str) -> dict[str, str]:
         """The test files of a problem that its image must not have."""

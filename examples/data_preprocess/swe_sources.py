@@ -56,7 +56,14 @@ SWESMITH_TESTS = {
 SWESMITH_UNKNOWN = ("HIPS__autograd", "python__mypy")
 R2E_TEST = "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' {} -W ignore -m pytest -rA r2e_tests"
 """tests_cmd of src/r2egym/repo_analysis/repo_analysis_args.py."""
-R2E_HIDE = "rm -rf /r2e_tests /run_tests.sh /root/r2e_tests /root/run_tests.sh r2e_tests run_tests.sh"
+R2E_SETUP = """\
+rm -rf /r2e_tests /run_tests.sh /root/r2e_tests /root/run_tests.sh r2e_tests run_tests.sh
+git checkout -q --detach
+git for-each-ref --format='%(refname)' | while read -r name; do git update-ref -d "$name"; done
+rm -rf .git/logs .git/ORIG_HEAD .git/FETCH_HEAD
+git gc -q --prune=now
+"""
+"""No hidden tests, and no later commit, which has the solution."""
 SWESMITH_SETUP = """\
 git apply /swe-setup/bug.patch
 rm -f -- {files}
@@ -250,7 +257,7 @@ def r2e_problem(source: Mapping[str, Any], index: int) -> Problem:
         hidden={f"r2e_tests/{name}": code for name, code in zip(names, codes, strict=True)}
         | ({} if "__init__.py" in names else {"r2e_tests/__init__.py": ""}),
         expected={test: status for test, status in expected.items() if test},
-        setup=R2E_HIDE,
+        setup=R2E_SETUP,
     )
 
 

@@ -260,6 +260,15 @@ def test_r2e_gym_wants_every_status_as_it_is_expected(swe: ModuleType, judge: Ju
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
+    repository.write({"ops.py": RIGHT})
+    git(repository.folder, "commit", "-qam", "the solution")
+    solution = git(repository.folder, "rev-parse", "HEAD").strip()
+    git(repository.folder, "reset", "-q", "--hard", repository.base)
+    setup = problem.setup.partition("\n")[2]  # its first line removes files of an image
+    subprocess.run(["bash", "-euc", setup], cwd=repository.folder, check=True)
+    assert git(repository.folder, "rev-parse", "HEAD").strip() == repository.base
+    with pytest.raises(subprocess.CalledProcessError):
+        git(repository.folder, "cat-file", "-e", solution)
     repository.write({"r2e_tests/test_1.py": "def test_mul(): pass\ndef test_add(): pass\n"})
     assert shares(judge(problem)) == (0.0, 0.0, 1.0)
     repository.write({"ops.py": HALF})
