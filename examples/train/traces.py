@@ -133,19 +133,19 @@ def _repair(row: Mapping[str, Any]) -> list[Trace]:
         return []
     name, file = issue.groups()
     content = unpack(row["extra_info"]["tools_kwargs"][FILES_FIELD])[file].content.decode()
-    first, operation, second, operator = re.findall(
-        rf"^# (\w) (\w+) (\w)\ndef {name}\(.*return \w (\S+) \w$", content, re.MULTILINE
-    )[0]
+    [(operation, line, operator, last)] = re.findall(
+        rf"^# \w (\w+) \w\n(def {name}\(.*return \w)( \S+)( \w)$", content, re.MULTILINE
+    )
     read = [Part(f"<bash>cat {file}</bash>", True), _printed(content.strip())]
-    old = f"return {first} {operator} {second}"
+    old = f"{line}{operator}{last}"
     begin = f'<str_replace_editor>{{"command": "str_replace", "path": "{file}", "old_str": "{old}", '
     kinds, traces = [*OPERATIONS], []
     for behind, times in EDITS.items():
         chosen = OPERATIONS[kinds[(kinds.index(operation) + behind) % len(kinds)]]
         edit = [
-            Part(f'{begin}"new_str": "return {first}', True),
+            Part(f'{begin}"new_str": "{line}', True),
             Part(f" {chosen}", True, free=True),
-            Part(f' {second}"}}</str_replace_editor>', True),
+            Part(f'{last}"}}</str_replace_editor>', True),
         ]
         traces += [[*read, *edit]] * times
     return traces
