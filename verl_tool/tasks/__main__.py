@@ -1,12 +1,13 @@
 """``python -m verl_tool.tasks check DIR``; see `check`.
 
-Exit code 0: all tasks are right; 1: one is not; 2: there is nothing to check, or no sandbox to check it in.
+Exit code 0: all tasks are right; 1: one is not, or could not be run; 2: there is nothing to check, or no sandbox to
+check it in.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,11 +16,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from verl_tool.errors import ConfigError, VerlToolError
+from verl_tool.errors import VerlToolError
 from verl_tool.sandbox import SandboxPool
+from verl_tool.sandbox.backends.image_builder import ImageBuilder
 from verl_tool.tasks.attacks import SHIPPED, TaskAttack, read_attacks
 from verl_tool.tasks.check import TaskFinding, check, check_attacks
-from verl_tool.tasks.task import read_task, task_folders
+from verl_tool.tasks.task import Task, read_task, task_folders
+from verl_tool.tasks.task_images import TaskImage, parse_base_images, prepare_image
+from verl_tool.tasks.task_source import open_source
+from verl_tool.tasks.task_workspace import TaskWorkspaces
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -31,7 +36,22 @@ def _commands() -> None:
 
 @app.command("check")
 def main(
-    folder: Annotated[Path, typer.Argument(help="A task, or a folder of tasks.")],
+    source: Annotated[
+        str, typer.Argument(help="A task, a folder of tasks, the URL of a git repository, or a bare repository.")
+    ],
+    subfolder: Annotated[str, typer.Option("--subfolder", help="The folder of the tasks within it.")] = "",
+    revision: Annotated[str, typer.Option("--revision", help="Branch, tag or commit of a repository.")] = "",
+    backend: Annotated[
+        str, typer.Option("--backend", help="docker or podman: tasks that need an image run in its containers.")
+    ] = "",
+    images: Annotated[bool, typer.Option("--images", help="With --backend: all tasks run in containers.")] = False,
+    build_network: Annotated[
+        str, typer.Option("--build_network", help="Network of RUN: none, host, or another that the engine knows.")
+    ] = "none",
+    base_image: Annotated[
+        list[str] | None, typer.Option("--base_image", help="OLD=NEW: build FROM another image. Repeatable.")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Run tasks that request a network without one.")] = False,
     ignore_build: Annotated[
         bool, typer.Option("--ignore_build", help="Leave out what a Dockerfile builds (RUN, ENV, ...).")
     ] = False,
@@ -46,7 +66,11 @@ def main(
     console = Console(width=None, soft_wrap=False)
     try:
         attacks = read_attacks(SHIPPED if attack == "shipped" else Path(attack)) if attack else []
-        findings = asyncio.run(_check_all(task_folders(folder), ignore_build, attacks))
+        base_images = parse_base_images(base_image or [])
+        builder = ImageBuilder(backend, network=build_network, base_images=base_images) if backend else None
+        with open_source(source, subfolder=subfolder, revision=revision) as folder:
+            run = _Check(task_folders(folder), offline, ignore_build, attacks, builder, images, console)
+            findings = asyncio.run(run.run())
     except VerlToolError as error:
         console.print(f"[red]{escape(str(error))}[/red]")
         raise typer.Exit(2) from None
@@ -55,18 +79,68 @@ def main(
         raise typer.Exit(1)
 
 
-async def _check_all(folders: Sequence[Path], ignore_build: bool, attacks: Sequence[TaskAttack]) -> list[TaskFinding]:
-    findings = []
-    async with SandboxPool(workers=1, warm_modules=(), for_sessions=True) as pool:
+class _Check:
+    """One run of the command."""
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        offline: bool,
+        ignore_build: bool,
+        attacks: Sequence[TaskAttack],
+        builder: ImageBuilder | None,
+        all_images: bool,
+        console: Console,
+    ) -> None:
+        self._attacks, self._builder, self._all_images, self._console = attacks, builder, all_images, console
+        self._names = [folder.name for folder in folders]
+        self._problems: dict[str, str] = {}
+        self._tasks: dict[str, Task] = {}
         for folder in folders:
             try:
-                task = read_task(folder, ignore_build=ignore_build)
-            except ConfigError as error:
-                findings.append(TaskFinding(folder.name, problem=str(error)))
-            else:
-                finding = await check(task, pool)
-                findings.append(await check_attacks(finding, task, pool, attacks) if attacks else finding)
-    return findings
+                self._tasks[folder.name] = read_task(folder, ignore_build=ignore_build, offline=offline)
+            except VerlToolError as error:
+                self._problems[folder.name] = str(error)
+
+    async def run(self) -> list[TaskFinding]:
+        with self._console.status("") as status:
+            images = await self._prepare_images(status.update)
+            async with SandboxPool(workers=1, warm_modules=(), for_sessions=True) as pool:
+                workspaces = TaskWorkspaces(pool, self._builder, images)
+                findings = []
+                for number, name in enumerate(self._names, 1):
+                    status.update(f"{number} of {len(self._names)}: {escape(name)}")
+                    findings.append(await self._check(name, workspaces))
+        return findings
+
+    async def _prepare_images(self, update: Callable[[str], None]) -> dict[str, TaskImage]:
+        """Build the images of the tasks that need one, several at once. What fails is the problem of its task."""
+        builder = self._builder
+        if builder is None:
+            return {}
+        images: dict[str, TaskImage] = {}
+
+        async def prepare(name: str, task: Task) -> None:
+            try:
+                images[name] = await prepare_image(
+                    task, builder, lambda line: update(f"image of {escape(name)}: {escape(line[:100])}")
+                )
+            except VerlToolError as error:
+                self._problems[name] = str(error)
+
+        chosen = {name: task for name, task in self._tasks.items() if task.needs_image or self._all_images}
+        await asyncio.gather(*(prepare(name, task) for name, task in chosen.items()))
+        return images
+
+    async def _check(self, name: str, workspaces: TaskWorkspaces) -> TaskFinding:
+        if name in self._problems:
+            return TaskFinding(name, problem=self._problems[name])
+        task = self._tasks[name]
+        try:
+            finding = await check(task, workspaces)
+            return await check_attacks(finding, task, workspaces, self._attacks) if self._attacks else finding
+        except VerlToolError as error:
+            return TaskFinding(name, problem=str(error))
 
 
 def _table(findings: Sequence[TaskFinding]) -> Table:

@@ -1,0 +1,87 @@
+"""The image of a task: built from its ``environment/``, or named by ``environment.docker_image``."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl_tool.errors import ConfigError
+from verl_tool.sandbox.backends.image_builder import ImageBuilder, ignore_progress
+from verl_tool.tasks.environment import DOCKERFILE
+from verl_tool.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class TaskImage:
+    """An image that the engine has."""
+
+    name: str
+    workdir: str
+    """The folder of the workspace: the image's ``WORKDIR``."""
+
+
+async def prepare_image(
+    task: Task, builder: ImageBuilder, progress: Callable[[str], None] = ignore_progress
+) -> TaskImage:
+    """Build or pull the image of a task. Variables, folder and user of ``task.toml`` become part of the image.
+
+    As in Harbor, ``environment.docker_image`` is used in the place of the Dockerfile, and gets the files of
+    ``environment/`` if there is no Dockerfile. Raises ConfigError that names the task, and SandboxError.
+    """
+    seconds = task.environment.build_timeout_sec
+    text = render_dockerfile(task)
+    try:
+        if task.image and text == f"FROM {task.image}\n":
+            await builder.pull(task.image, seconds=seconds)
+            image = task.image
+        elif task.context is None:
+            with tempfile.TemporaryDirectory(prefix="verl-tool-build-") as empty:
+                image = await builder.build(Path(empty), text, seconds=seconds, progress=progress)
+        else:
+            image = await builder.build(task.context, text, seconds=seconds, progress=progress)
+    except ConfigError as error:
+        raise ConfigError(f"task {task.name}: {error}") from None
+    workdir = await builder.workdir(image)
+    if not workdir.strip("/."):
+        raise ConfigError(
+            f"task {task.name}: the working folder of its image is {workdir}, and the workspace would be the whole "
+            "image; set WORKDIR in the Dockerfile, or environment.workdir"
+        )
+    return TaskImage(image, workdir)
+
+
+def render_dockerfile(task: Task) -> str:
+    """Return the Dockerfile of a task's image. Raises ConfigError if there is nothing to build."""
+    environment, has_dockerfile = task.environment, task.context is not None and (task.context / DOCKERFILE).is_file()
+    lines: list[str] = []
+    if environment.workdir:
+        lines.append(f"WORKDIR {environment.workdir}")
+    if task.image:
+        if task.context is not None and not has_dockerfile:
+            lines.append("COPY . .")
+        lines.insert(0, f"FROM {task.image}")
+    elif has_dockerfile:
+        assert task.context is not None
+        lines.insert(0, (task.context / DOCKERFILE).read_text(encoding="utf-8"))
+    else:
+        raise ConfigError(f"task {task.name} has neither environment/{DOCKERFILE} nor environment.docker_image")
+    lines += [f"ENV {name}={_quote(value)}" for name, value in environment.env.items()]
+    if task.user is not None:
+        lines.append(f"USER {task.user}")
+    return "\n".join(lines) + "\n"
+
+
+def parse_base_images(replacements: Sequence[str]) -> dict[str, str]:
+    """Parse ``OLD=NEW`` texts. Raises ConfigError."""
+    pairs = [text.partition("=") for text in replacements]
+    for text, (old, _, new) in zip(replacements, pairs, strict=True):
+        if not old or not new:
+            raise ConfigError(f"--base_image {text!r} must be OLD=NEW, such as python:3.12-slim=local/debian:1")
+    return {old: new for old, _, new in pairs}
+
+
+def _quote(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$")
+    return f'"{escaped}"'
