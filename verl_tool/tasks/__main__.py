@@ -74,7 +74,7 @@ def main(
     except VerlToolError as error:
         console.print(f"[red]{escape(str(error))}[/red]")
         raise typer.Exit(2) from None
-    console.print(_table(findings))
+    _print(console, findings)
     if any(finding.problem for finding in findings):
         raise typer.Exit(1)
 
@@ -134,24 +134,28 @@ class _Check:
 
     async def _check(self, name: str, workspaces: TaskWorkspaces) -> TaskFinding:
         if name in self._problems:
-            return TaskFinding(name, problem=self._problems[name])
+            return TaskFinding(name, problem=self._problems[name], ran=False)
         task = self._tasks[name]
         try:
             finding = await check(task, workspaces)
             return await check_attacks(finding, task, workspaces, self._attacks) if self._attacks else finding
         except VerlToolError as error:
-            return TaskFinding(name, problem=str(error))
+            return TaskFinding(name, problem=str(error), ran=False)
 
 
-def _table(findings: Sequence[TaskFinding]) -> Table:
+def _print(console: Console, findings: Sequence[TaskFinding]) -> None:
+    """Print a line for each task, and then what is wrong with which."""
     table = Table("task", "solution", "nothing", "attacks", "seconds", "")
     for finding in findings:
-        description = f"[red]{escape(finding.problem)}[/red]" if finding.problem else "[green]right[/green]"
         rewards = (" ".join(f"{reward:g}" for reward in each) for each in (finding.solved, finding.idle))
         attacks = str(finding.attacks) if finding.attacks else ""
         seconds = f"{finding.seconds:.1f}" if finding.seconds else ""
-        table.add_row(escape(finding.name), *rewards, attacks, seconds, description)
-    return table
+        result = "[green]right[/green]" if not finding.problem else "[red]wrong[/red]" if finding.ran else "not run"
+        table.add_row(escape(finding.name), *rewards, attacks, seconds, result)
+    console.print(table)
+    for finding in findings:
+        if finding.problem:
+            console.print(f"[red]{escape(finding.name)}[/red]: {escape(finding.problem)}", highlight=False)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ class TaskFinding:
     """What is wrong with the task; empty if it is right."""
     attacks: int = 0
     """How many were tried."""
+    ran: bool = True
+    """False: the task is not supported, or its sandbox failed."""
 
 
 async def check(task: Task, workspaces: TaskWorkspaces) -> TaskFinding:

@@ -41,9 +41,12 @@ def workspace_files(context: Mapping[str, PackedFile], *, ignore_build: bool) ->
     """
     if DOCKERFILE not in context:
         return {path: file for path, file in context.items() if not is_compose_file(path)}
+    dockerfile = context[DOCKERFILE].content.decode("utf-8", "replace")
+    if not ignore_build:
+        reject_build_steps(dockerfile)
     folder = "/"
     files: dict[str, PackedFile] = {}
-    for instruction in read_instructions(context[DOCKERFILE].content.decode("utf-8", "replace")):
+    for instruction in read_instructions(dockerfile):
         where = f"environment/{DOCKERFILE}, line {instruction.line}"
         if instruction.name == "WORKDIR":
             if files:
@@ -51,24 +54,24 @@ def workspace_files(context: Mapping[str, PackedFile], *, ignore_build: bool) ->
             folder = posixpath.normpath(posixpath.join(folder, instruction.rest.strip("\"'")))
         elif instruction.name == "COPY":
             files.update(_copied(instruction.rest, folder, context, where))
-        elif instruction.name in _BUILD_STEPS and not ignore_build:
-            raise NeedsImageError(
-                f"{where}: {instruction.name} needs an image to be built, and the sandbox has the host's programs; "
-                "ignore such lines with --ignore_build if what they install is on the host, or is not needed"
-            )
-        elif instruction.name == "ENTRYPOINT" and not ignore_build:
-            raise ConfigError(f"{where}: ENTRYPOINT is not run here; start what the task needs in its instruction")
         elif instruction.name not in (*_WITHOUT_EFFECT, *_BUILD_STEPS, "ENTRYPOINT"):
             raise ConfigError(f"{where}: the instruction {instruction.name!r} is unknown")
     return files
 
 
-def check_entrypoint(dockerfile: str) -> None:
-    """Raise ConfigError for a Dockerfile with an ``ENTRYPOINT``, which is not run in a container of its image."""
-    for instruction in read_instructions(dockerfile):
+def reject_build_steps(dockerfile: str) -> None:
+    """Raise NeedsImageError for a Dockerfile that the sandbox cannot follow. Raise ConfigError for an ``ENTRYPOINT``,
+    which is not run in a container either."""
+    instructions = list(read_instructions(dockerfile))
+    for instruction in sorted(instructions, key=lambda instruction: instruction.name != "ENTRYPOINT"):
+        where = f"environment/{DOCKERFILE}, line {instruction.line}"
         if instruction.name == "ENTRYPOINT":
-            where = f"environment/{DOCKERFILE}, line {instruction.line}"
             raise ConfigError(f"{where}: ENTRYPOINT is not run here; start what the task needs in its instruction")
+        if instruction.name in _BUILD_STEPS:
+            raise NeedsImageError(
+                f"{where}: {instruction.name} needs an image to be built, and the sandbox has the host's programs; "
+                "ignore such lines with --ignore_build if what they install is on the host, or is not needed"
+            )
 
 
 def is_compose_file(path: str) -> bool:

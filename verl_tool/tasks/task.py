@@ -24,8 +24,8 @@ from verl_tool.tasks.environment import (
     DOCKERFILE,
     NeedsImageError,
     check_compose,
-    check_entrypoint,
     is_compose_file,
+    reject_build_steps,
     workspace_files,
 )
 from verl_tool.tasks.task_config import CONFIG, EnvironmentTable, TaskConfig, parse_config
@@ -47,7 +47,7 @@ class Task:
     """Of its folder."""
     instruction: str
     files: dict[str, PackedFile]
-    """In the workspace at the beginning; empty if they are in the image that the task needs."""
+    """In the workspace at the beginning, in addition to those of the image that the task needs."""
     verification: Verification
     solution: dict[str, PackedFile]
     """With ``solve.sh`` among them; empty if the task has none."""
@@ -110,12 +110,12 @@ def _read(folder: Path, ignore_build: bool, offline: bool) -> Task:
     if not instruction:
         raise ConfigError(f"{INSTRUCTION} is empty; write what the model is to do")
     context = folder / "environment"
-    reason = "; ".join(_image_reasons(config, context, ignore_build))
-    files = {} if reason or not context.is_dir() else _files_of(context, ignore_build)
+    files, reason = _files_of(context, ignore_build) if context.is_dir() else ({}, "")
+    reasons = [*_image_reasons(config, context), *([reason] if reason else [])]
     return Task(
         name=folder.resolve().name,
         instruction=instruction,
-        files={} if isinstance(files, str) else files,
+        files={} if reasons and (context / DOCKERFILE).is_file() else files,
         verification=verification,
         solution=unpack(pack(_part(folder, "solution", SOLUTION))) if (folder / "solution").is_dir() else {},
         solution_env=config.solution.env,
@@ -124,11 +124,11 @@ def _read(folder: Path, ignore_build: bool, offline: bool) -> Task:
         environment=config.environment,
         user=None if config.agent.user is None else str(config.agent.user),
         context=context.resolve() if context.is_dir() else None,
-        needs_image=files if isinstance(files, str) else reason,
+        needs_image="; ".join(reasons),
     )
 
 
-def _image_reasons(config: TaskConfig, context: Path, ignore_build: bool) -> Iterator[str]:
+def _image_reasons(config: TaskConfig, context: Path) -> Iterator[str]:
     """Yield what of the configuration only an image can follow. Raises ConfigError for what nothing can."""
     environment, dockerfile = config.environment, context / DOCKERFILE
     composed = [path for path in context.glob("*") if is_compose_file(path.name)] if context.is_dir() else []
@@ -136,8 +136,6 @@ def _image_reasons(config: TaskConfig, context: Path, ignore_build: bool) -> Ite
         check_compose(path.name, _text(path))
     if composed and not dockerfile.is_file():
         raise ConfigError(f"environment/{composed[0].name} builds a {DOCKERFILE}, and there is none")
-    if dockerfile.is_file() and not environment.docker_image and not ignore_build:
-        check_entrypoint(_text(dockerfile))
     if environment.docker_image and not dockerfile.is_file():
         yield f"environment.docker_image is {environment.docker_image}, and there is no {DOCKERFILE}"
     for key in ("env", "workdir"):
@@ -147,22 +145,21 @@ def _image_reasons(config: TaskConfig, context: Path, ignore_build: bool) -> Ite
         yield "agent.user is set"
 
 
-def _files_of(context: Path, ignore_build: bool) -> dict[str, PackedFile] | str:
-    """The files of a workspace in the sandbox, or why an image is needed. Raises ConfigError."""
+def _files_of(context: Path, ignore_build: bool) -> tuple[dict[str, PackedFile], str]:
+    """The files of a workspace in the sandbox, and why they need an image instead. Raises ConfigError."""
+    dockerfile = context / DOCKERFILE
     try:
-        if not (context / DOCKERFILE).is_file():
-            return workspace_files(unpack(pack(context)), ignore_build=ignore_build)
-        # Instructions that need an image first: its context may be larger than what is packed.
-        only = {DOCKERFILE: PackedFile(_text(context / DOCKERFILE).encode())}
+        if dockerfile.is_file() and not ignore_build:
+            reject_build_steps(_text(dockerfile))
         try:
-            workspace_files(only, ignore_build=ignore_build)
-        except NeedsImageError:
+            files = unpack(pack(context))
+        except ConfigError as error:  # an image can have links, and more files than what is packed
+            if dockerfile.is_file():
+                raise NeedsImageError(f"environment/ cannot be packed: {error}") from None
             raise
-        except ConfigError:
-            pass
-        return workspace_files(unpack(pack(context)), ignore_build=ignore_build)
+        return workspace_files(files, ignore_build=ignore_build), ""
     except NeedsImageError as error:
-        return str(error)
+        return {}, str(error)
 
 
 def _check_folder(folder: Path) -> None:

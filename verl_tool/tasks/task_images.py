@@ -27,16 +27,16 @@ async def prepare_image(
 ) -> TaskImage:
     """Build or pull the image of a task. Variables, folder and user of ``task.toml`` become part of the image.
 
-    As in Harbor, ``environment.docker_image`` is used in the place of the Dockerfile, and gets the files of
-    ``environment/`` if there is no Dockerfile. Raises ConfigError that names the task, and SandboxError.
+    As in Harbor, ``environment.docker_image`` is used in the place of the Dockerfile. Raises ConfigError that names the
+    task, and SandboxError.
     """
     seconds = task.environment.build_timeout_sec
-    text = render_dockerfile(task)
     try:
-        if task.image and text == f"FROM {task.image}\n":
+        text = render_dockerfile(task)
+        if task.image and is_published(task):
             await builder.pull(task.image, seconds=seconds)
             image = task.image
-        elif task.context is None:
+        elif task.image or task.context is None:
             with tempfile.TemporaryDirectory(prefix="verl-tool-build-") as empty:
                 image = await builder.build(Path(empty), text, seconds=seconds, progress=progress)
         else:
@@ -52,25 +52,25 @@ async def prepare_image(
     return TaskImage(image, workdir)
 
 
+def is_published(task: Task) -> bool:
+    """Return whether ``environment.docker_image`` is the task's image, and nothing is to be built."""
+    return task.image is not None and not _render_additions(task)
+
+
 def render_dockerfile(task: Task) -> str:
     """Return the Dockerfile of a task's image. Raises ConfigError if there is nothing to build."""
-    environment, has_dockerfile = task.environment, task.context is not None and (task.context / DOCKERFILE).is_file()
-    lines: list[str] = []
-    if environment.workdir:
-        lines.append(f"WORKDIR {environment.workdir}")
-    if task.image:
-        if task.context is not None and not has_dockerfile:
-            lines.append("COPY . .")
-        lines.insert(0, f"FROM {task.image}")
-    elif has_dockerfile:
-        assert task.context is not None
-        lines.insert(0, (task.context / DOCKERFILE).read_text(encoding="utf-8"))
-    else:
-        raise ConfigError(f"task {task.name} has neither environment/{DOCKERFILE} nor environment.docker_image")
+    if task.image is not None:
+        return "\n".join([f"FROM {task.image}", *_render_additions(task)]) + "\n"
+    if task.context is None or not (task.context / DOCKERFILE).is_file():
+        raise ConfigError(f"there is neither environment/{DOCKERFILE} nor environment.docker_image")
+    return "\n".join([(task.context / DOCKERFILE).read_text(encoding="utf-8"), *_render_additions(task)]) + "\n"
+
+
+def _render_additions(task: Task) -> list[str]:
+    environment = task.environment
+    lines = [f"WORKDIR {environment.workdir}"] if environment.workdir else []
     lines += [f"ENV {name}={_quote(value)}" for name, value in environment.env.items()]
-    if task.user is not None:
-        lines.append(f"USER {task.user}")
-    return "\n".join(lines) + "\n"
+    return lines + ([f"USER {task.user}"] if task.user is not None else [])
 
 
 def parse_base_images(replacements: Sequence[str]) -> dict[str, str]:

@@ -42,11 +42,15 @@ class TaskWorkspace:
     async def write_file(self, path: str, content: bytes) -> None:
         await self.sandbox.write_file(path if self.cwd is None else f"{self.cwd}/{path}", content)
 
-    async def run_solution(self, task: Task) -> RunResult:
-        """Run ``solution/solve.sh``."""
+    async def lay_out_solution(self, task: Task) -> None:
+        """Write the files of ``solution/`` to ``/solution``."""
         if self.cwd is None:
             await self.sandbox.exec(f"mkdir -p /box{_SOLUTION_FOLDER}")
         await lay_out(self.sandbox, task.solution, _SOLUTION_FOLDER)
+
+    async def run_solution(self, task: Task) -> RunResult:
+        """Run ``solution/solve.sh``."""
+        await self.lay_out_solution(task)
         return await self.exec(["bash", f"{_SOLUTION_FOLDER}/{SOLUTION}"], task.seconds, task.solution_env)
 
     async def verify(self, task: Task) -> Verdict:
@@ -92,4 +96,5 @@ class TaskWorkspaces:
                 disk_bytes=_DISK_BYTES,
             )
             async with Container(settings, limits) as container:
+                await lay_out(container, task.files, image.workdir)
                 yield TaskWorkspace(container, image.workdir)
