@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 from rows import LocalDir, Row, Seed, TestSize, convert, divide, messages, row, run, save
 
 from verl_tool.errors import ConfigError
@@ -24,7 +26,7 @@ from verl_tool.gateway.agent_program import ROW_IMAGE
 from verl_tool.protocol import FILES_FIELD
 from verl_tool.sandbox.backends.image_builder import ImageBuilder
 from verl_tool.tasks.task import Task, read_task, task_folders
-from verl_tool.tasks.task_images import is_published, parse_base_images, prepare_image
+from verl_tool.tasks.task_images import is_published, open_builder, prepare_image
 from verl_tool.tasks.task_source import open_source
 from verl_tool.verification import STYLE
 
@@ -84,14 +86,20 @@ def read_tasks(
 async def build_images(tasks: Sequence[Task], builder: ImageBuilder, every: bool) -> list[str | None]:
     """The names of the tasks' images; None for a task that needs none, unless `every` task gets one."""
 
-    async def build(task: Task) -> str | None:
-        if not every and not task.needs_image:
-            return None
-        image = await prepare_image(task, builder)
-        print(f"image of {task.name}: {image.name}")
-        return image.name
+    with Console().status("images") as status:
 
-    return await asyncio.gather(*map(build, tasks))
+        async def build(task: Task) -> str | None:
+            if not every and not task.needs_image:
+                return None
+
+            def display(line: str) -> None:
+                status.update(f"image of {escape(task.name)}: {escape(line[:100])}")
+
+            image = await prepare_image(task, builder, display)
+            status.console.print(f"image of {task.name}: {image.name}", markup=False, soft_wrap=True)
+            return image.name
+
+        return await asyncio.gather(*map(build, tasks))
 
 
 def main(
@@ -129,8 +137,7 @@ def main(
     revision: Annotated[str, typer.Option("--revision", help="Branch, tag or commit of a repository.")] = "",
 ) -> None:
     """Write train.parquet, and test.parquet with `test_size` tasks that are held out."""
-    base_images = parse_base_images(base_image or [])
-    builder = ImageBuilder(backend, network=build_network, base_images=base_images) if backend else None
+    builder = open_builder(backend, build_network, base_image or [])
     with open_source(str(tasks), subfolder=subfolder, revision=revision) as folder:
         read = read_tasks(
             task_folders(folder),

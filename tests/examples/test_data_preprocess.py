@@ -193,7 +193,7 @@ def test_a_task_brings_its_image_to_agent_programs(tmp_path: Path) -> None:
 
 
 def test_a_task_that_needs_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def prepare_image(task: Task, builder: ImageBuilder) -> TaskImage:
+    async def prepare_image(task: Task, builder: ImageBuilder, _: object) -> TaskImage:
         return TaskImage(f"built:{task.name}-{builder.network}", "/app")
 
     (tmp_path / "docker").touch(0o755)
@@ -206,8 +206,9 @@ def test_a_task_that_needs_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "image-environment: environment/Dockerfile, line 3: ENV needs an image" in str(failed.exception)
     rows = made("terminal_tasks", tmp_path / "one", *options, "--backend", "docker", "--build_network", "host")["train"]
     sent = {row["extra_info"]["task"]: build_call_extra(row["extra_info"]["tools_kwargs"], None, "row") for row in rows}
-    assert set(sent["find-value"]) == {FILES_FIELD}
-    assert sent["image-environment"] == {"workspace_image": "built:image-environment-host"}
+    # A column has the keys of all rows.
+    assert (bool(sent["find-value"][FILES_FIELD]), sent["find-value"]["workspace_image"]) == (True, None)
+    assert sent["image-environment"] == {FILES_FIELD: None, "workspace_image": "built:image-environment-host"}
     rows = made("terminal_tasks", tmp_path / "all", *options, "--backend", "docker", "--images")["train"]
     images = [row["extra_info"]["tools_kwargs"]["workspace_image"] for row in rows]
     assert sorted(images) == ["built:find-value-none", "built:image-environment-none"]

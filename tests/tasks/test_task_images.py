@@ -11,7 +11,14 @@ from verl_tool.errors import ConfigError
 from verl_tool.sandbox.backends.image_builder import ImageBuilder
 from verl_tool.tasks.task import Task
 from verl_tool.tasks.task_config import EnvironmentTable
-from verl_tool.tasks.task_images import TaskImage, is_published, parse_base_images, prepare_image, render_dockerfile
+from verl_tool.tasks.task_images import (
+    TaskImage,
+    is_published,
+    open_builder,
+    parse_base_images,
+    prepare_image,
+    render_dockerfile,
+)
 from verl_tool.verification import Verification
 
 
@@ -73,6 +80,13 @@ async def test_what_has_no_image() -> None:
         await prepare_image(make_task(), RecordingBuilder("/app"))
     with pytest.raises(ConfigError, match="task t: the working folder of its image is /, and"):
         await prepare_image(make_task(docker_image="a:1"), RecordingBuilder("/"))
+
+
+def test_options_of_a_builder_need_a_back_end() -> None:
+    assert open_builder("", "none", []) is None
+    for network, images in (("host", []), ("none", ["a=b"])):
+        with pytest.raises(ConfigError, match="add --backend podman or docker"):
+            open_builder("", network, images)
 
 
 def test_base_images() -> None:

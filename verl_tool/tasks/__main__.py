@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from verl_tool.errors import VerlToolError
+from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.sandbox import SandboxPool
 from verl_tool.sandbox.backends.image_builder import ImageBuilder
 from verl_tool.tasks.attacks import SHIPPED, TaskAttack, read_attacks
 from verl_tool.tasks.check import TaskFinding, check, check_attacks
 from verl_tool.tasks.task import Task, read_task, task_folders
-from verl_tool.tasks.task_images import TaskImage, parse_base_images, prepare_image
+from verl_tool.tasks.task_images import TaskImage, open_builder, prepare_image
 from verl_tool.tasks.task_source import open_source
 from verl_tool.tasks.task_workspace import TaskWorkspaces
 
@@ -66,8 +66,9 @@ def main(
     console = Console(width=None, soft_wrap=False)
     try:
         attacks = read_attacks(SHIPPED if attack == "shipped" else Path(attack)) if attack else []
-        base_images = parse_base_images(base_image or [])
-        builder = ImageBuilder(backend, network=build_network, base_images=base_images) if backend else None
+        builder = open_builder(backend, build_network, base_image or [])
+        if images and builder is None:
+            raise ConfigError("--images runs tasks in containers; add --backend podman or docker")
         with open_source(source, subfolder=subfolder, revision=revision) as folder:
             run = _Check(task_folders(folder), offline, ignore_build, attacks, builder, images, console)
             findings = asyncio.run(run.run())

@@ -30,12 +30,15 @@ _MEGABYTES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 def _parse_megabytes(value: object) -> object:
     """Convert a size such as ``2G``."""
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    return value if match is None else int(float(match[1]) * _MEGABYTES[match[2].upper()])
+    if match is None:
+        raise ValueError("give a size such as '2G' or '512M'")
+    return int(float(match[1]) * _MEGABYTES[match[2].upper()])
 
 
 Seconds = Annotated[float, Field(gt=0)]
 NetworkMode = Literal["no-network", "public", "allowlist"]
-Megabytes = Annotated[int, Field(gt=0), BeforeValidator(_parse_megabytes)]
+Megabytes = Annotated[int, Field(gt=0)]
+Size = Annotated[Megabytes, BeforeValidator(_parse_megabytes)]
 User = str | int
 
 
@@ -78,9 +81,9 @@ class EnvironmentTable(_Table):
     cpus: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     memory_mb: Megabytes | None = None
     storage_mb: Megabytes | None = None
-    memory: Megabytes | None = None
+    memory: Size | None = None
     """The older form of ``memory_mb``."""
-    storage: Megabytes | None = None
+    storage: Size | None = None
     gpus: int | None = None
     gpu_types: list[str] | None = None
     tpu: dict[str, Any] | None = None
@@ -201,17 +204,15 @@ def _unsupported_verifier(config: TaskConfig) -> Iterator[str]:
 
 
 def _requested_networks(config: TaskConfig) -> Iterator[str]:
-    environment = config.environment
-    modes: dict[str, str | None] = {
-        "environment.network_mode": environment.network_mode,
-        "agent.network_mode": config.agent.network_mode,
-        "verifier.network_mode": config.verifier.network_mode,
-    }
-    if environment.allow_internet and environment.network_mode is None:
-        modes["environment.allow_internet"] = "true"
-    for name, mode in modes.items():
-        if mode not in (None, "no-network"):
-            yield f"{name} is {mode!r}, and sandboxes have no network; --offline runs the task without one"
+    why = "and sandboxes have no network; --offline runs the task without one"
+    tables = {"environment": config.environment, "agent": config.agent, "verifier": config.verifier}
+    for name, table in tables.items():
+        if table.network_mode not in (None, "no-network"):
+            yield f"{name}.network_mode is {table.network_mode!r}, {why}"
+        elif table.allowed_hosts:
+            yield f"{name}.allowed_hosts is {table.allowed_hosts!r:.80}, {why}"
+    if config.environment.allow_internet and config.environment.network_mode is None:
+        yield f"environment.allow_internet is true, {why}"
 
 
 def _describe(error: ValidationError) -> Iterator[str]:

@@ -73,6 +73,15 @@ def _render_additions(task: Task) -> list[str]:
     return lines + ([f"USER {task.user}"] if task.user is not None else [])
 
 
+def open_builder(backend: str, network: str, base_images: Sequence[str]) -> ImageBuilder | None:
+    """Return the builder that the options of a command line describe; None without a back end. Raises ConfigError."""
+    if backend:
+        return ImageBuilder(backend, network=network, base_images=parse_base_images(base_images))
+    if base_images or network != "none":
+        raise ConfigError("--base_image and --build_network are for building images; add --backend podman or docker")
+    return None
+
+
 def parse_base_images(replacements: Sequence[str]) -> dict[str, str]:
     """Parse ``OLD=NEW`` texts. Raises ConfigError."""
     pairs = [text.partition("=") for text in replacements]

@@ -48,6 +48,12 @@ def open_source(source: str, *, subfolder: str = "", revision: str = "") -> Iter
         yield folder
 
 
+def _environment() -> dict[str, str]:
+    """The environment without what names another repository, as within a hook of git."""
+    names = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX")
+    return {name: value for name, value in os.environ.items() if name not in names}
+
+
 def _is_repository(source: str) -> bool:
     folder = Path(source)
     return bool(_URL.match(source)) or ((folder / "HEAD").is_file() and (folder / "objects").is_dir())
@@ -69,7 +75,7 @@ def _fetch(source: str, revision: str, folder: Path) -> None:
                 text=True,
                 timeout=_SECONDS,
                 check=False,
-                env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
+                env={**_environment(), "GIT_TERMINAL_PROMPT": "0"},
             )
         except FileNotFoundError:
             raise ConfigError(f"{source} is a git repository, and git is not installed") from None

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from verl_tool.content.packed_files import PackedFile
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox import RunResult, SandboxPool, Session, SessionLimits
 from verl_tool.sandbox.backends import Container, ContainerSettings
@@ -46,7 +47,7 @@ class TaskWorkspace:
         """Write the files of ``solution/`` to ``/solution``."""
         if self.cwd is None:
             await self.sandbox.exec(f"mkdir -p /box{_SOLUTION_FOLDER}")
-        await lay_out(self.sandbox, task.solution, _SOLUTION_FOLDER)
+        await _lay_out(self.sandbox, task.solution, _SOLUTION_FOLDER)
 
     async def run_solution(self, task: Task) -> RunResult:
         """Run ``solution/solve.sh``."""
@@ -96,5 +97,12 @@ class TaskWorkspaces:
                 disk_bytes=_DISK_BYTES,
             )
             async with Container(settings, limits) as container:
-                await lay_out(container, task.files, image.workdir)
+                await _lay_out(container, task.files, image.workdir)
                 yield TaskWorkspace(container, image.workdir)
+
+
+async def _lay_out(sandbox: Session | Container, files: Mapping[str, PackedFile], folder: str) -> None:
+    try:
+        await lay_out(sandbox, files, folder)
+    except OSError as error:
+        raise ConfigError(f"files cannot be written to {folder}: {error}") from error

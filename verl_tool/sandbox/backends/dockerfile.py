@@ -68,6 +68,6 @@ def replace_base_images(text: str, images: Mapping[str, str]) -> str:
         new = next((new for old, new in images.items() if fnmatchcase(resolved, old)), None)
         if new is not None and image.lower() not in stages:
             for at in range(instruction.line - 1, instruction.last_line):
-                lines[at] = re.sub(rf"(?<!\S){re.escape(image)}(?!\S)", lambda _, new=new: new, lines[at], count=1)
+                lines[at] = " ".join(new if word == image else word for word in lines[at].split(" "))
         stages.add(words[2].lower() if len(words) > 2 and words[1].lower() == "as" else "")
     return "\n".join(lines) + "\n"
