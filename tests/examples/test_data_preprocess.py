@@ -208,7 +208,7 @@ def test_a_task_that_needs_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sent = {row["extra_info"]["task"]: build_call_extra(row["extra_info"]["tools_kwargs"], None, "row") for row in rows}
     # A column has the keys of all rows.
     assert (bool(sent["find-value"][FILES_FIELD]), sent["find-value"]["workspace_image"]) == (True, None)
-    assert sent["image-environment"] == {FILES_FIELD: None, "workspace_image": "built:image-environment-host"}
+    assert sent["image-environment"] == {"workspace_image": "built:image-environment-host"}
     rows = made("terminal_tasks", tmp_path / "all", *options, "--backend", "docker", "--images")["train"]
     images = [row["extra_info"]["tools_kwargs"]["workspace_image"] for row in rows]
     assert sorted(images) == ["built:find-value-none", "built:image-environment-none"]

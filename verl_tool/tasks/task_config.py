@@ -205,8 +205,9 @@ def _unsupported_verifier(config: TaskConfig) -> Iterator[str]:
 
 def _requested_networks(config: TaskConfig) -> Iterator[str]:
     why = "and sandboxes have no network; --offline runs the task without one"
-    tables = {"environment": config.environment, "agent": config.agent, "verifier": config.verifier}
-    for name, table in tables.items():
+    tables: list[tuple[str, EnvironmentTable | AgentTable | VerifierTable]]
+    tables = [("environment", config.environment), ("agent", config.agent), ("verifier", config.verifier)]
+    for name, table in tables:
         if table.network_mode not in (None, "no-network"):
             yield f"{name}.network_mode is {table.network_mode!r}, {why}"
         elif table.allowed_hosts:
