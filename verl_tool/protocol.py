@@ -45,6 +45,8 @@ TURNS_LEFT_FIELD = "turns_left"
 FILES_FIELD = "workspace_files"
 """Entry of a request's extra data: files (`verl_tool.content.packed_files`) that are put into the trajectory's
 workspace before anything runs in it. Sent with the first call; once there is a workspace, none are put into it."""
+WORKSPACE_IMAGE_FIELD = "workspace_image"
+"""Entry of a request's extra data: the container image of the trajectory's workspace. Sent with the first call."""
 IMAGES_FIELD = "images"
 """Entry of a request's extra data: the images of the trajectory's prompt in their order, as data URIs. Sent with the
 first call, whichever tool that calls."""

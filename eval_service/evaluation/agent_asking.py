@@ -21,10 +21,9 @@ from eval_service.openai.usage import usage_of
 from verl_tool.agent_loop.trajectory import Author, Excluded, Trajectory
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.gateway.agent_host import AgentHost, AgentTask, FinishedSession
-from verl_tool.gateway.agent_program import ROW_IMAGE
 from verl_tool.gateway.gateway_app import SESSIONS_PATH
 from verl_tool.gateway.settings import GatewaySettings
-from verl_tool.protocol import FILES_FIELD
+from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD
 from verl_tool.util.json_text import encode_json
 
 _ADMIN_SECONDS = 60.0
@@ -95,7 +94,7 @@ class AgentAsker(Asker):
         no sessions."""
         began = time.perf_counter()
         blank = Record(problem.index, sample, self.digest(problem), problem=problem.digest)
-        files, image = problem.tools_kwargs.get(FILES_FIELD), problem.tools_kwargs.get(ROW_IMAGE)
+        files, image = problem.tools_kwargs.get(FILES_FIELD), problem.tools_kwargs.get(WORKSPACE_IMAGE_FIELD)
         where = f"row {problem.index} of the data"
         task = AgentTask.of_row(problem.messages, files, problem.verification, where, image)
         try:

@@ -22,8 +22,7 @@ from rich.markup import escape
 from rows import LocalDir, Row, Seed, TestSize, convert, divide, messages, row, run, save
 
 from verl_tool.errors import ConfigError
-from verl_tool.gateway.agent_program import ROW_IMAGE
-from verl_tool.protocol import FILES_FIELD
+from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD
 from verl_tool.sandbox.backends.image_builder import ImageBuilder
 from verl_tool.tasks.task import Task, read_task, task_folders
 from verl_tool.tasks.task_images import is_published, open_builder, prepare_image
@@ -41,7 +40,7 @@ def as_row(task: Mapping[str, Any], split: str, index: int) -> Row:
     """One row of a task."""
     what: Task = task["task"]
     files = what.packed_files()
-    sent = {name: value for name, value in ((FILES_FIELD, files), (ROW_IMAGE, task["image"])) if value}
+    sent = {name: value for name, value in ((FILES_FIELD, files), (WORKSPACE_IMAGE_FIELD, task["image"])) if value}
     extra = {"task": what.name, **({"tools_kwargs": sent} if sent else {})}
     made = row(
         DATA_SOURCE,
@@ -96,8 +95,8 @@ async def build_images(tasks: Sequence[Task], builder: ImageBuilder, every: bool
                 status.update(f"image of {escape(task.name)}: {escape(line[:100])}")
 
             image = await prepare_image(task, builder, display)
-            status.console.print(f"image of {task.name}: {image.name}", markup=False, soft_wrap=True)
-            return image.name
+            status.console.print(f"image of {task.name}: {image}", markup=False, soft_wrap=True)
+            return image
 
         return await asyncio.gather(*map(build, tasks))
 

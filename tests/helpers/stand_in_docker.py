@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A stand-in for the command line of docker: ``run``, ``exec`` and ``rm`` over local folders and processes.
+"""A stand-in for the command line of docker: ``run``, ``image inspect``, ``pull`` and ``rm`` over local folders and
+processes. It needs root.
 
 A container is a folder below ``$DOCKER_STAND_IN`` with its in-memory folders. Its processes run in a bubblewrap with
 these and a read-only root. Limits are recorded and not enforced. Uses the standard library only.
@@ -10,14 +11,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pty
-import select
 import shutil
 import signal
 import subprocess
 import sys
-import termios
-import tty
 from pathlib import Path
 
 STATE = Path(os.environ["DOCKER_STAND_IN"])
@@ -28,13 +25,24 @@ _HIDDEN = {"proc", "dev", "tmp", "box", "sys", "run"}
 
 def main(arguments: list[str]) -> int:
     """Run one command with docker's exit code."""
+    if arguments[0] in ("image", "pull"):
+        return _describe(arguments[-1])
+    if arguments[0] in ("ps", "images"):
+        return 0
     command, options, words = arguments[0], *_parsed(arguments[1:])
     if command == "run":
         return _run(options, words)
-    if command == "exec":
-        return _exec(options, words)
     assert command == "rm"
     _remove(words[0])
+    return 0
+
+
+def _describe(image: str) -> int:
+    """The user of an image, which is root."""
+    if image.rpartition("/")[2] == "missing":
+        print("Error response from daemon: pull access denied for missing", file=sys.stderr)
+        return 1
+    print("\n")
     return 0
 
 
@@ -48,83 +56,46 @@ def _parsed(arguments: list[str]) -> tuple[dict[str, list[str]], list[str]]:
 
 def _run(options: dict[str, list[str]], words: list[str]) -> int:
     [name], image, command = options["--name"], words[0], [*options["--entrypoint"], *words[1:]]
-    if image == "missing":
-        print("Unable to find image 'missing:latest' locally", file=sys.stderr)
-        return 125
-    for folder in ("work", "tmp", "shm"):
-        (STATE / name / folder).mkdir(parents=True)
+    if image == "broken":
+        print("Error: OCI runtime error: no memory", file=sys.stderr)
+        return 126
+    (STATE / name).mkdir()
     (STATE / name / "options.json").write_text(json.dumps(options))
-    if image == "no-python":
-        (STATE / name / "no-python").touch()
     try:
-        return subprocess.run(
-            _confined(name, command, "/box/work"), env=_environment(name, options), check=False
-        ).returncode
+        confined = _confined(name, command, options, hidden=["/usr/bin/python3"] if image == "no-python" else [])
+        return subprocess.run(confined, env=_environment(name, image), check=False).returncode
     finally:
         _remove(name)
 
 
-def _exec(options: dict[str, list[str]], words: list[str]) -> int:
-    name, command = words[0], words[1:]
-    if not (STATE / name).is_dir():
-        print(f"Error response from daemon: No such container: {name}", file=sys.stderr)
-        return 1
-    if command[0] == "python3" and (STATE / name / "no-python").exists():
-        print("OCI runtime exec failed: exec: python3: executable file not found in $PATH", file=sys.stderr)
-        return 127
-    environment = _environment(name, options)
-    [folder] = options["--workdir"]
-    if "--tty" not in options:
-        os.execvpe("bwrap", _confined(name, command, folder), environment)
-    return _on_a_terminal(_confined(name, ["setsid", "--ctty", *command], folder), environment)
+def _environment(name: str, image: str) -> dict[str, str]:
+    path = "/usr/bin:/bin" if image == "no-python" else os.environ["PATH"]
+    return {"PATH": path, "HOME": "/root", MARK: name}
 
 
-def _on_a_terminal(command: list[str], environment: dict[str, str]) -> int:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
-    )
-    os.close(theirs)
-    with contextlib.suppress(OSError):
-        tty.setraw(0, termios.TCSANOW)
-        while True:
-            ready, _, _ = select.select([0, ours], [], [])
-            if ours in ready:
-                os.write(1, os.read(ours, 1 << 16))
-            if 0 in ready:
-                typed = os.read(0, 1 << 16)
-                if not typed:
-                    break
-                os.write(ours, typed)
-    os.close(ours)
-    return process.wait() & 0xFF
-
-
-def _environment(name: str, options: dict[str, list[str]]) -> dict[str, str]:
-    given = dict(each.split("=", 1) for each in options.get("--env", ()))
-    return {"PATH": os.environ["PATH"], "HOME": "/box/work", "TMPDIR": "/tmp", MARK: name, **given}
-
-
-def _confined(name: str, command: list[str], folder: str) -> list[str]:
-    words = ["bwrap", "--die-with-parent", "--unshare-net", "--unshare-ipc"]
+def _confined(name: str, command: list[str], options: dict[str, list[str]], hidden: list[str]) -> list[str]:
+    words = ["bwrap", "--die-with-parent", "--unshare-net", "--unshare-ipc", "--unshare-pid", "--cap-drop", "ALL"]
+    words += [word for each in options["--cap-add"] for word in ("--cap-add", f"CAP_{each}")]
     for entry in os.scandir("/"):
         if entry.is_symlink():
             words += ["--symlink", os.readlink(entry.path), entry.path]
         elif entry.is_dir() and entry.name not in _HIDDEN:
             words += ["--ro-bind", entry.path, entry.path]
-    words += ["--dev", "/dev", "--ro-bind", "/proc", "/proc", "--dir", "/box"]
-    options = json.loads((STATE / name / "options.json").read_text())
-    folders = {"/box/work": "work", "/tmp": "tmp", "/dev/shm": "shm"}
-    for each in options["--tmpfs"]:
+    words += ["--dev", "/dev", "--proc", "/proc", "--dir", "/box"]
+    for each in ("/dev/shm:", *options["--tmpfs"]):
         inside = each.partition(":")[0]
-        folders.setdefault(inside, f"tmpfs{inside}")
-    for inside, outside in folders.items():
-        (STATE / name / outside).mkdir(parents=True, exist_ok=True)
-        words += ["--bind", str(STATE / name / outside), inside]
+        outside = STATE / name / inside.strip("/").replace("/", "-")
+        outside.mkdir()
+        outside.chmod(0o1777)
+        words += ["--bind", str(outside), inside]
     for each in options.get("--volume", ()):
-        outside, inside, _ = each.split(":")
-        words += ["--ro-bind", outside, inside]
-    return [*words, "--chdir", folder, *command]
+        outside_path, inside, _ = each.split(":")
+        for folder in reversed(Path(inside).parents[:-1]):
+            words += ["--perms", "0755", "--dir", str(folder)]
+        words += ["--ro-bind", outside_path, inside]
+    for path in hidden:
+        words += ["--ro-bind", "/dev/null", path]
+    return [*words, "--chdir", *options["--workdir"], *command]
 
 
 def _remove(name: str) -> None:

@@ -14,10 +14,11 @@ from tests.tasks.right_solutions import RIGHT
 from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox import SandboxPool
+from verl_tool.servers.tools.workspace.verifier import verify
 from verl_tool.tasks.attacks import SHIPPED, TaskAttack, attempt, read_attacks
 from verl_tool.tasks.check import TaskFinding, check_attacks
 from verl_tool.tasks.task import Task, read_task
-from verl_tool.tasks.task_workspace import TaskWorkspaces
+from verl_tool.tasks.task_workspace import TaskWorkspaces, lay_out_solution
 from verl_tool.verification import Verdict, Verification
 
 TASKS = {folder.name: read_task(folder) for folder in (Path(__file__).parents[2] / "examples" / "tasks").iterdir()}
@@ -57,9 +58,9 @@ async def test_right_solutions_get_the_reward(pool: SandboxPool) -> None:
 
     async def verdict(task: Task, script: str) -> Verdict:
         async with at_once, TaskWorkspaces(pool).open(task) as workspace:
-            await workspace.lay_out_solution(task)
+            await lay_out_solution(task, workspace)
             await workspace.exec(script)
-            return await workspace.verify(task)
+            return await verify(workspace, task.verification)
 
     verdicts = await asyncio.gather(*(verdict(TASKS[task], script) for task, _, script in RIGHT))
     wrong = {(task, name): v for (task, name, _), v in zip(RIGHT, verdicts, strict=True) if v.score != 1.0}

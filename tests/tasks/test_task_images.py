@@ -12,7 +12,6 @@ from verl_tool.sandbox.backends.image_builder import ImageBuilder
 from verl_tool.tasks.task import Task
 from verl_tool.tasks.task_config import EnvironmentTable
 from verl_tool.tasks.task_images import (
-    TaskImage,
     is_published,
     open_builder,
     parse_base_images,
@@ -63,10 +62,8 @@ class RecordingBuilder(ImageBuilder):
 async def test_images_are_pulled_or_built(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM debian\n")
     builder = RecordingBuilder("/app")
-    assert await prepare_image(make_task(docker_image="a:1", build_timeout_sec=7.0), builder) == TaskImage(
-        "a:1", "/app"
-    )
-    assert await prepare_image(make_task(tmp_path), builder) == TaskImage("built:1", "/app")
+    assert await prepare_image(make_task(docker_image="a:1", build_timeout_sec=7.0), builder) == "a:1"
+    assert await prepare_image(make_task(tmp_path), builder) == "built:1"
     await prepare_image(make_task(tmp_path, docker_image="a:1", env={"A": "b"}), builder)
     assert builder.calls == [
         ("pull", "a:1", 7.0),

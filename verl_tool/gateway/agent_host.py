@@ -18,11 +18,12 @@ from verl_tool.agent_loop.row import is_present, text_messages
 from verl_tool.agent_loop.trajectory import Excluded, Trajectory
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError
-from verl_tool.gateway.agent_program import ROW_IMAGE, AgentProgram, ProgramResult, SessionAddress, run_program
+from verl_tool.gateway.agent_program import AgentProgram, ProgramResult, SessionAddress, run_program
 from verl_tool.gateway.program.container_program import ProgramContainers
 from verl_tool.gateway.program.session_socket import listen_for
 from verl_tool.gateway.program.workspace_verifier import WorkspaceCopy, WorkspaceVerifier, check_workdir
 from verl_tool.gateway.session import AgentSession, with_fault
+from verl_tool.protocol import WORKSPACE_IMAGE_FIELD
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
 from verl_tool.verification import Verification
 
@@ -61,7 +62,9 @@ class AgentTask:
         texts = text_messages(messages, where)
         unpacked = unpack(files) if is_present(files) else {}
         if image is not None and not (isinstance(image, str) and image):
-            raise ConfigError(f"{where}: tools_kwargs.{ROW_IMAGE}={image!r:.100} is not the name of an image")
+            raise ConfigError(
+                f"{where}: tools_kwargs.{WORKSPACE_IMAGE_FIELD}={image!r:.100} is not the name of an image"
+            )
         contents = {name: file.content for name, file in unpacked.items()}
         executable = tuple(name for name, file in unpacked.items() if file.executable)
         return cls(str(texts[-1]["content"]), contents, executable, texts, image, verification)

@@ -21,13 +21,13 @@ from verl_tool.gateway.inside.python_program import ROW_FILE
 from verl_tool.gateway.presets import MCP_PRESETS, PRESETS
 from verl_tool.gateway.program.container_program import ContainerOptions, ContainerService, ProgramContainers
 from verl_tool.gateway.program.workspace_verifier import COPY_SECONDS, WorkspaceCopy
+from verl_tool.protocol import WORKSPACE_IMAGE_FIELD
+from verl_tool.sandbox.backends.resident_client import ResidentProgram
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.sandboxed_service import RunningService, SandboxedService, ServiceSandbox
 
 PORT = 8000
 """Of the gateway, on the loopback device of each program's sandbox."""
-ROW_IMAGE = "workspace_image"
-"""In ``tools_kwargs`` of a row: its own image."""
 MAX_OUTPUT = 64 << 10
 """Bytes of a program's output that are kept: the last ones."""
 MAX_FILE = 256 << 10
@@ -119,7 +119,9 @@ class AgentProgram(BaseModel):
         if self.image is None and row_image is None:
             return sandbox
         if self.image is None:
-            raise ConfigError(f"tools_kwargs.{ROW_IMAGE}={row_image!r:.100} needs gateway.program.image, the default")
+            raise ConfigError(
+                f"tools_kwargs.{WORKSPACE_IMAGE_FIELD}={row_image!r:.100} needs gateway.program.image, the default"
+            )
         return ProgramContainers(row_image or self.image, self.container, self.limits)
 
     def resolve(self) -> AgentProgram:
@@ -274,7 +276,7 @@ async def run_program(
 
 
 async def _communicate(
-    process: asyncio.subprocess.Process,
+    process: asyncio.subprocess.Process | ResidentProgram,
     env: Mapping[str, str],
     files: Mapping[str, bytes],
     executable: Sequence[str],
@@ -310,7 +312,7 @@ async def _communicate(
         collecting.cancel()
 
 
-async def _end_and_copy(process: asyncio.subprocess.Process, copy: WorkspaceCopy) -> None:
+async def _end_and_copy(process: asyncio.subprocess.Process | ResidentProgram, copy: WorkspaceCopy) -> None:
     """Let the forwarder end the program and send its files."""
     assert process.stdin is not None
     process.stdin.close()
@@ -319,7 +321,7 @@ async def _end_and_copy(process: asyncio.subprocess.Process, copy: WorkspaceCopy
         await copy.receive(_stdout(process))
 
 
-def _stdout(process: asyncio.subprocess.Process) -> asyncio.StreamReader:
+def _stdout(process: asyncio.subprocess.Process | ResidentProgram) -> asyncio.StreamReader:
     assert process.stdout is not None
     return process.stdout
 

@@ -21,12 +21,11 @@ from verl_tool.agent_loop.row import build_call_extra, listed_tools
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop
 from verl_tool.agent_loop.verl.config import context_tokens
 from verl_tool.gateway.agent_host import AgentHost, AgentTask, finish_session
-from verl_tool.gateway.agent_program import ROW_IMAGE
 from verl_tool.gateway.gateway_app import Gateway, GatewayOptions
 from verl_tool.gateway.mcp_tools import GatewayTools
 from verl_tool.gateway.session import SessionModel
 from verl_tool.gateway.settings import GatewaySettings
-from verl_tool.protocol import FILES_FIELD
+from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD
 from verl_tool.verification import verification_of
 
 
@@ -80,7 +79,7 @@ class GatewayAgentLoop(VerlToolAgentLoop):
         where = f"row {'?' if index is None else index} of the data"
         listed = listed_tools(tools_kwargs, row.get("extra_info"), where)
         extra = build_call_extra(tools_kwargs, listed, where)
-        verification, image = verification_of(row.get("reward_model"), where), extra.pop(ROW_IMAGE, None)
+        verification, image = verification_of(row.get("reward_model"), where), extra.pop(WORKSPACE_IMAGE_FIELD, None)
         task = AgentTask.of_row(raw_prompt, extra.get(FILES_FIELD), verification, where, image)
         host = self._host()
         await host.agents.start()

@@ -22,7 +22,7 @@ from verl_tool.sandbox.backends.image_builder import ImageBuilder
 from verl_tool.tasks.attacks import SHIPPED, TaskAttack, read_attacks
 from verl_tool.tasks.check import TaskFinding, check, check_attacks
 from verl_tool.tasks.task import Task, read_task, task_folders
-from verl_tool.tasks.task_images import TaskImage, open_builder, prepare_image
+from verl_tool.tasks.task_images import open_builder, prepare_image
 from verl_tool.tasks.task_source import open_source
 from verl_tool.tasks.task_workspace import TaskWorkspaces
 
@@ -114,12 +114,12 @@ class _Check:
                     findings.append(await self._check(name, workspaces))
         return findings
 
-    async def _prepare_images(self, update: Callable[[str], None]) -> dict[str, TaskImage]:
+    async def _prepare_images(self, update: Callable[[str], None]) -> dict[str, str]:
         """Build the images of the tasks that need one, several at once. What fails is the problem of its task."""
         builder = self._builder
         if builder is None:
             return {}
-        images: dict[str, TaskImage] = {}
+        images: dict[str, str] = {}
 
         async def prepare(name: str, task: Task) -> None:
             try:

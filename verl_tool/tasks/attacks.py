@@ -20,8 +20,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from verl_tool.errors import ConfigError
+from verl_tool.sandbox.backends import WorkspaceSandbox
+from verl_tool.servers.tools.workspace.verifier import verify
 from verl_tool.tasks.task import Task
-from verl_tool.tasks.task_workspace import TaskWorkspace, TaskWorkspaces
+from verl_tool.tasks.task_workspace import TaskWorkspaces
 from verl_tool.verification import Verdict
 
 if sys.version_info >= (3, 11):
@@ -57,10 +59,10 @@ class TaskAttack:
     code: str = ""
     """Python text that becomes the beginning of each Python file in the workspace, and is run there."""
 
-    async def prepare(self, workspace: TaskWorkspace, task: Task) -> None:
+    async def prepare(self, workspace: WorkspaceSandbox, task: Task) -> None:
         """Do to a workspace with the task's files what the attack does. Whether that succeeds is no matter."""
         command = ["bash", "-c", self.shell] if self.shell else ["python3", "-c", self.code]
-        await workspace.exec(command, _SECONDS)
+        await workspace.exec(command, wall_seconds=_SECONDS)
         if self.code:
             for path, file in task.files.items():
                 if path.endswith(".py"):
@@ -90,4 +92,4 @@ async def attempt(attack: TaskAttack, task: Task, workspaces: TaskWorkspaces) ->
     """The verdict on a workspace in which nothing was done but the attack. Raises SandboxError or ToolFault."""
     async with workspaces.open(task) as workspace:
         await attack.prepare(workspace, task)
-        return await workspace.verify(task)
+        return await verify(workspace, task.verification)

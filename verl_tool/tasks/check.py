@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from verl_tool.errors import VerlToolError
+from verl_tool.servers.tools.workspace.verifier import verify
 from verl_tool.tasks.attacks import TaskAttack, attempt
 from verl_tool.tasks.task import SOLUTION, Task
-from verl_tool.tasks.task_workspace import TaskWorkspaces
+from verl_tool.tasks.task_workspace import TaskWorkspaces, run_solution
 from verl_tool.verification import Verdict
 
 TIMES = 2
@@ -82,13 +83,13 @@ class _Failed(VerlToolError):
 async def _attempt(task: Task, workspaces: TaskWorkspaces, *, solve: bool) -> Verdict:
     async with workspaces.open(task) as workspace:
         if solve:
-            result = await workspace.run_solution(task)
+            result = await run_solution(task, workspace)
             if not result.ok:
                 how = (
                     f"exit code {result.exit_code}" if result.exit_code is not None else f"ended by {result.limit_hit}"
                 )
                 raise _Failed(f"solution/{SOLUTION}: {how}: {result.output[-_MAX_DISPLAY_CHARACTERS:].strip()}")
-        return await workspace.verify(task)
+        return await verify(workspace, task.verification)
 
 
 def _problem(verdicts: list[Verdict], wanted: float, what: str) -> str:

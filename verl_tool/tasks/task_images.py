@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from verl_tool.errors import ConfigError
@@ -13,22 +12,11 @@ from verl_tool.tasks.environment import DOCKERFILE
 from verl_tool.tasks.task import Task
 
 
-@dataclass(frozen=True)
-class TaskImage:
-    """An image that the engine has."""
+async def prepare_image(task: Task, builder: ImageBuilder, progress: Callable[[str], None] = ignore_progress) -> str:
+    """Build or pull the image of a task, and return its name.
 
-    name: str
-    workdir: str
-    """The folder of the workspace: the image's ``WORKDIR``."""
-
-
-async def prepare_image(
-    task: Task, builder: ImageBuilder, progress: Callable[[str], None] = ignore_progress
-) -> TaskImage:
-    """Build or pull the image of a task. Variables, folder and user of ``task.toml`` become part of the image.
-
-    As in Harbor, ``environment.docker_image`` is used in the place of the Dockerfile. Raises ConfigError that names the
-    task, and SandboxError.
+    Variables, folder and user of ``task.toml`` become part of the image. As in Harbor, ``environment.docker_image`` is
+    used in the place of the Dockerfile. Raises ConfigError that names the task, and SandboxError.
     """
     seconds = task.environment.build_timeout_sec
     try:
@@ -49,7 +37,7 @@ async def prepare_image(
             f"task {task.name}: the working folder of its image is {workdir}, and the workspace would be the whole "
             "image; set WORKDIR in the Dockerfile, or environment.workdir"
         )
-    return TaskImage(image, workdir)
+    return image
 
 
 def is_published(task: Task) -> bool:

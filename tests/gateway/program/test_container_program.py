@@ -185,7 +185,7 @@ async def test_what_cannot_be_started_is_an_error(place: Place) -> None:
     with pytest.raises(ConfigError, match="that is there"):
         await place.run("true", readable=["/nowhere/at/all"])
     if place.image == "any":
-        with pytest.raises(SandboxError, match="Unable to find image"):
+        with pytest.raises(SandboxError, match="no image missing and cannot pull it"):
             await place.run("true", row_image="missing")
         with pytest.raises(SandboxError, match="cannot be started"):
             await place.run("true", row_image="no-python")

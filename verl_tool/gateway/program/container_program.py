@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from verl_tool.errors import SandboxError
-from verl_tool.sandbox.backends.container import Container, ContainerSettings
-from verl_tool.sandbox.backends.engine import end
+from verl_tool.sandbox.backends import Container, ContainerSettings
+from verl_tool.sandbox.backends.resident_client import ResidentProgram
 from verl_tool.sandbox.inside.wire import WORK_DIRECTORY
 from verl_tool.sandbox.limits import Limits, SessionLimits
 from verl_tool.sandbox.sandboxed_service import SandboxedService
-
-_STARTS = 8
-"""Containers of a worker process that are started at a time."""
-_starting = asyncio.Semaphore(_STARTS)
 
 
 class ContainerOptions(BaseModel):
@@ -59,15 +52,9 @@ class ProgramContainers:
             options.engine, self.image, options.cpus, tuple(dict.fromkeys(service.readable)), options.writable
         )
         container = Container(settings, limits)
-        async with _starting:
-            await container.start()
+        await container.start()
         try:
-            arguments = container.exec_arguments(secrets.token_hex(8), service.env, options.workdir, "--interactive")
-            process = await container.engine.start(*arguments, *service.command, line_bytes=line_bytes)
-        except OSError as error:
-            await container.stop()
-            words = f"{options.engine} cannot be given the program: {error.strerror}"
-            raise SandboxError(words, retryable=False) from error
+            process = await container.spawn_inside(service.command, service.env, options.workdir, line_bytes=line_bytes)
         except BaseException:
             await container.stop()
             raise
@@ -79,11 +66,8 @@ class ContainerService:
     """A service in a container of its own. `end` it."""
 
     container: Container
-    process: asyncio.subprocess.Process
+    process: ResidentProgram
 
     async def end(self) -> None:
         """Remove the container, and with it all processes."""
-        try:
-            await self.container.stop()
-        finally:
-            await end(self.process)
+        await self.container.stop()

@@ -7,15 +7,13 @@ import base64
 import contextlib
 import json
 import os
-import secrets
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_tool.errors import SandboxError
-from verl_tool.sandbox.backends import cell_server
-from verl_tool.sandbox.backends.engine import end
-from verl_tool.sandbox.inside import wire
+from verl_tool.sandbox.backends.inside import cell_server
+from verl_tool.sandbox.backends.resident_client import ResidentProgram
 from verl_tool.sandbox.result import CellResult, written
 
 if TYPE_CHECKING:
@@ -32,8 +30,7 @@ class Cells:
 
     def __init__(self, container: Container) -> None:
         self._container = container
-        self._server: asyncio.subprocess.Process | None = None
-        self._mark = ""
+        self._server: ResidentProgram | None = None
         self._cancelled = False
         """Whether the state was lost by a cancelled call, and no result has reported it yet."""
 
@@ -72,15 +69,12 @@ class Cells:
             "output_bytes": self._container.limits.output_bytes,
         }
 
-    async def _start(self) -> asyncio.subprocess.Process:
+    async def _start(self) -> ResidentProgram:
         """Start a server and run a first cell, so that later failures are due to the model's cells.
 
         Raises SandboxError if the image's python3 is missing or cannot run cells, ToolFault if the container has ended.
         """
-        self._mark = secrets.token_hex(8)
-        arguments = self._container.exec_arguments(self._mark, {}, wire.WORK_DIRECTORY, "--interactive")
-        command = ("python3", "-u", "-c", _source())
-        server = await self._container.engine.start(*arguments, *command, stderr=asyncio.subprocess.DEVNULL)
+        server = await self._container.spawn_inside(("python3", "-u", "-c", _source()))
         answer: dict[str, Any] = {}
         try:
             request = self._request("pass", b"", False, False, _OWN_CELL_SECONDS)
@@ -90,10 +84,10 @@ class Cells:
                 await asyncio.wait_for(server.wait(), 1.0)
         finally:
             if answer.get("state") != "kept":
-                await end(server)
+                server.kill()
         if answer.get("state") == "kept":
             return server
-        await self._container.check()
+        self._container.require()
         if server.returncode in _NO_PYTHON:
             raise SandboxError("the image has no python3, which cells need", retryable=False)
         words = f"exit code {server.returncode}" if not answer else f"the cell's state was {answer['state']}"
@@ -101,20 +95,19 @@ class Cells:
             f"the image's python3 does not run cells ({words}); it must be 3.10 or newer", retryable=True
         )
 
+    def forget(self) -> None:
+        """The container ends the server. The state is gone."""
+        self._server = None
+
     async def stop(self) -> None:
         """End the server. The state is lost."""
-        await self.hang_up()
-        await self._container.kill(self._mark)
-
-    async def hang_up(self) -> None:
-        """Disconnect from the server, without ending its processes in the container."""
         server, self._server = self._server, None
         if server is not None:
-            await end(server)
+            server.kill()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(server.wait(), cell_server.DIE_SECONDS)
 
-    async def _request_value(self, server: asyncio.subprocess.Process, request: dict[str, Any]) -> dict[str, Any]:
-        assert server.stdin is not None
-        assert server.stdout is not None
+    async def _request_value(self, server: ResidentProgram, request: dict[str, Any]) -> dict[str, Any]:
         body = json.dumps(request).encode()
         server.stdin.write(cell_server.LENGTH.pack(len(body)) + body)
         await server.stdin.drain()
@@ -122,12 +115,12 @@ class Cells:
         answer: dict[str, Any] = json.loads(await server.stdout.readexactly(length))
         return answer
 
-    async def _lost(self, server: asyncio.subprocess.Process, seconds: float | None = None) -> CellResult:
+    async def _lost(self, server: ResidentProgram, seconds: float | None = None) -> CellResult:
         """Return the result of a cell whose server has exited, or did not answer within `seconds`."""
         timed_out = seconds is not None
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(server.wait(), 1.0)
-        await self._container.check()
+        self._container.require()
         await self.stop()
         answer = {"state": "lost", "timed_out": timed_out, "wall_seconds": seconds or 0.0}
         return self._result(answer, "wall_seconds" if timed_out else None)

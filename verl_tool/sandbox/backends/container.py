@@ -1,12 +1,14 @@
-"""A trajectory's workspace as a container, with the command line of docker or podman.
+"""A trajectory's workspace as a container, which a provider starts (`providers`).
 
     async with Container(ContainerSettings("docker", "python:3.12-slim"), SessionLimits()) as container:
         result = await container.exec("ls -l")
 
-It has no network, a read-only root, two writable folders in memory (the work folder and /tmp), no capabilities, and
-none of the server's environment variables. The container runs until its stdin, a pipe of this process, is closed. When
-this process ends for any reason, the container ends too and is removed (``--rm``). The image needs ``bash`` and the
-usual file tools, ``tar`` for `upload` and `download`, ``python3`` for cells, and ``stty`` for a clean terminal.
+Its first process is the *resident* (`inside.resident`), which runs commands, terminals and cells and moves files, and
+with which this process speaks over one pipe. When this process ends for any reason, the pipe closes, the resident
+exits, and the container is removed. It has no network, a read-only root, two writable folders in memory
+(the work folder and /tmp), and none of the server's environment variables. Programs have no capabilities and another
+user than the resident. The image needs ``sh``, ``bash`` for command lines, ``tar`` for `upload` and `download`, and
+``python3`` for cells.
 """
 
 from __future__ import annotations
@@ -15,96 +17,79 @@ import asyncio
 import contextlib
 import errno
 import os
-import resource
 import secrets
 import time
+import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
-from verl_tool.sandbox.backends import transfer
+from verl_tool.sandbox.backends import egress, transfer
+from verl_tool.sandbox.backends.calls import ContainerCalls
 from verl_tool.sandbox.backends.cells import Cells
-from verl_tool.sandbox.backends.engine import ContainerEngine, Ran, end
+from verl_tool.sandbox.backends.egress import EgressProxy
+from verl_tool.sandbox.backends.inside import archive
 from verl_tool.sandbox.backends.protocol import NOTHING
+from verl_tool.sandbox.backends.providers import find_provider
+from verl_tool.sandbox.backends.providers.images import image_settings
+from verl_tool.sandbox.backends.providers.protocol import ContainerSpec, PipedProcess
+from verl_tool.sandbox.backends.resident_client import ResidentClient, ResidentExitedError, ResidentProgram
+from verl_tool.sandbox.backends.settings import ContainerSettings, ImageSettings
 from verl_tool.sandbox.backends.terminal import ContainerProgram
 from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.job import encode
 from verl_tool.sandbox.limits import SessionLimits
 from verl_tool.sandbox.result import CellResult, RunResult, written
 
-LABEL = "verl-tool=workspace"
-"""Label of every container. ``docker ps --filter label=verl-tool`` lists them."""
 _START_SECONDS = 120.0
-"""Time to start a container, which may include pulling its image."""
+"""Time to start a container of an image that is there."""
+_STARTS = 8
+"""Containers of an event loop that are started at a time: engines fail when a hundred start at once."""
 _OWN_SECONDS = 20.0
-"""Time for the command line itself, for example to remove a container or to end a command."""
+"""Time for an answer of the resident process to what takes it none."""
+_END_SECONDS = 5.0
+"""Time for a container to end when its pipe is closed. Afterwards it is removed by force."""
 _MARGIN_SECONDS = 10.0
-"""Time for a command to enter and leave the container, in addition to its own time."""
-_OWN_PROCESSES = 8
-"""Number of processes that are not the model's: the init process, the main process, and those that run cells."""
-_MAX_USER_PROCESSES = 1 << 14
-"""Maximum for ``--ulimit nproc``. The engine's limit may be lower than that of this process, and cannot be queried."""
+"""Time for an answer, in addition to a command's own time."""
 _USER = "65534:65534"
 _CANNOT_RUN = 126
-_READY = b"ready\n"
-_ALIVE = f"printf '{_READY.decode().strip()}\\n'; exec cat > /dev/null"
-COMMAND_VARIABLE = "VERL_TOOL_COMMAND"
-_BEGIN = 'printf "%s\\n" "$0" >&2 && exec "$@"'
-"""Reports on stderr that a command starts. Without the report, stderr contains an error of the command line itself."""
-_KILL = """
-for try in 1 2 3; do
-    for folder in /proc/[0-9]*; do
-        if { mapfile -d '' -t variables < "$folder/environ"; } 2>/dev/null; then
-            case " ${variables[*]} " in *" $1 "*) kill -KILL "${folder#/proc/}" 2>/dev/null ;; esac
-        fi
-    done
-done
-"""
-"""Kills the processes with ``$1`` in their environment. Those that removed it run until the container ends."""
-
-
-@dataclass(frozen=True)
-class ContainerSettings:
-    command: str
-    """``docker`` or ``podman``, or another program that understands the same arguments."""
-    image: str
-    cpus: float = 1.0
-    """Maximum CPU time per second, for all processes together."""
-    readable: tuple[str, ...] = ()
-    """Files and folders of this machine that are mounted at the same paths, and cannot be changed."""
-    writable: bool = False
-    """The image's own user runs in it, and may change the image's files."""
-    folders: tuple[str, ...] = ()
-    """Further empty folders in memory, that its user may write to."""
-
-    def __post_init__(self) -> None:
-        if not self.image or self.image.startswith("-"):
-            raise ConfigError(f"image is {self.image!r}; give the name of an image that has bash, such as debian:12")
-        for path in self.readable:
-            if not Path(path).is_absolute() or ":" in path or not Path(path).exists():
-                raise ConfigError(f"{path!r} is to be readable in the container; give an absolute path that is there")
-        if not self.cpus > 0:
-            raise ConfigError(f"cpus is {self.cpus}; it must be above 0")
+_COPY_SECONDS = 60.0
+_COMPLAINT_BYTES = 2000
+_starting: weakref.WeakKeyDictionary[Any, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
 class Container:
     """One container. Call `start` and `stop`, or use it as a context manager. See `WorkspaceSandbox`."""
 
     def __init__(self, settings: ContainerSettings, limits: SessionLimits) -> None:
-        """Store the settings. Raises ConfigError if the command line does not exist."""
-        self.engine = ContainerEngine(settings.command)
+        """Store the settings. Raises ConfigError if the provider is not available."""
+        self.provider = find_provider(settings.command)
         self.name = f"verl-tool-{secrets.token_hex(8)}"
         self._settings, self.limits = settings, limits
         self._lock = asyncio.Lock()
-        self._life: asyncio.subprocess.Process | None = None
-        """Process of the command line that ends with the container."""
+        self._process: PipedProcess | None = None
+        """Its first process."""
+        self._complaint = bytearray()
+        """The beginning of what the command line and the resident print."""
+        self._resident: ResidentClient | None = None
         self._lost = "the container has not been started"
         self._stopping: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._cells = Cells(self)
-        self._programs: set[ContainerProgram] = set()
         self._wall = 0.0
+        self.work_directory = settings.workdir or wire.WORK_DIRECTORY
+        """Where its programs start. That of the image is known after `start`."""
+        self._image = ImageSettings("", "")
+        self._egress = EgressProxy(settings.allowed_hosts)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes calls."""
+        return not self._lost and self._resident is not None and self._resident.alive
 
     async def __aenter__(self) -> Container:
         await self.start()
@@ -114,27 +99,48 @@ class Container:
         await self.stop()
 
     async def start(self) -> None:
-        """Start the container. Raises SandboxError if that fails."""
+        """Start the container, after others that are being started. Raises SandboxError if that fails."""
+        settings = self._settings
+        self._image = settings.committed or await image_settings(self.provider, settings.image)
+        if settings.writable and not settings.workdir:
+            self.work_directory = self._image.workdir
+        async with _starting.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_STARTS)):
+            try:
+                await asyncio.wait_for(self._start(), _START_SECONDS)
+                self._lost = ""
+            except asyncio.TimeoutError:
+                await self.stop()
+                words = f"no container of image {self._settings.image} in {_START_SECONDS:g} s"
+                raise SandboxError(f"{self.provider.name} run: {words}", retryable=True) from None
+            except BaseException:
+                await self.stop()
+                raise
+
+    async def _start(self) -> None:
+        folders = (wire.WORK_DIRECTORY, "/tmp", *self._settings.folders)
+        spec = ContainerSpec(self.name, self._settings, self.limits, folders)
+        self._process = process = await self.provider.start(spec)
+        self._listening = asyncio.get_running_loop().create_task(self._listen(process.stderr))
+        self._resident = ResidentClient(process.stdout, process.stdin, process.lines)
         try:
-            self._life = await self.engine.start(*self._run_arguments())
-            assert self._life.stdout is not None
-            first_line = await asyncio.wait_for(self._life.stdout.readline(), _START_SECONDS)
-            if first_line != _READY:
-                raise SandboxError(f"{self.engine.command} run failed: {await self._complaint()}", retryable=True)
-            self._lost = ""
-        except asyncio.TimeoutError:
-            await self.stop()
-            words = f"{self.engine.command} run: no container of image {self._settings.image} in {_START_SECONDS:g} s"
-            raise SandboxError(words, retryable=True) from None
-        except BaseException:
-            await self.stop()
-            raise
+            await self._resident.begin(self._inside())
+            if self._settings.allowed_hosts:
+                await self._resident.listen(egress.PORT, self._egress.accept)
+        except (ResidentExitedError, ValueError):
+            await asyncio.wait({self._listening}, timeout=_OWN_SECONDS)
+            complaint = self._complaint.decode(errors="replace").strip() or "nothing"
+            raise SandboxError(
+                f"{self.provider.name} run failed: {complaint}; image: {self._settings.image}", retryable=True
+            ) from None
+
+    async def _listen(self, printed: asyncio.StreamReader) -> None:
+        """Read what the provider prints, so that it can go on."""
+        while data := await printed.read(1 << 16):
+            self._complaint += data[: _COMPLAINT_BYTES - len(self._complaint)]
 
     async def stop(self) -> None:
         self._lost = self._lost or "the container was stopped"
-        if self._stopping is None:
-            self._stopping = asyncio.get_running_loop().create_task(self._stop())
-        await asyncio.shield(self._stopping)
+        await asyncio.shield(self._stop_soon())
 
     close = stop
 
@@ -148,16 +154,19 @@ class Container:
         stdin: str | bytes = "",
         wall_seconds: float | None = None,
         env: Mapping[str, str] = NOTHING,
-        cwd: str = wire.WORK_DIRECTORY,
+        cwd: str = ".",
     ) -> RunResult:
         async with self._turn():
             if self._wall >= self.limits.total_wall_seconds:
-                return _result(Ran(0, b"", b"", 0, 0), 0.0, "total_wall_seconds")
+                return _result({"limit": "total_wall_seconds", "status": 0}, b"")
             seconds = self.wall_left(wall_seconds)
-            started = time.monotonic()
-            ran = await self.inside(_arguments(command), encode(stdin), seconds, env, cwd, self.limits.output_bytes)
-            took = time.monotonic() - started
-            return _result(ran, took, "wall_seconds" if ran.code is None else None)
+            return await self._run(_arguments(command), encode(stdin), seconds, env, self._absolute(cwd))
+
+    async def run_apart(self, code: str, wall_seconds: float) -> RunResult:
+        """Run Python with the resident's interpreter in a process of its own: the image's may be missing, or changed by
+        its programs."""
+        async with self._turn():
+            return await self._run([], b"", wall_seconds, NOTHING, "/", python=code)
 
     async def run(
         self,
@@ -171,7 +180,7 @@ class Container:
         """Run a cell of Python with the image's python3.
 
         Differences to `Session.run`: in `output`, stdout precedes stderr, and processes that a cell leaves running are
-        not ended before the container.
+        not ended before the state is lost.
         """
         async with self._turn():
             if self._wall >= self.limits.total_wall_seconds:
@@ -184,38 +193,113 @@ class Container:
         *,
         streams: tuple[int, int, int],
         env: Mapping[str, str] = NOTHING,
-        cwd: str = wire.WORK_DIRECTORY,
+        cwd: str = ".",
         terminal: bool = False,
     ) -> ContainerProgram:
-        async with self._lock:
-            self.require()
-            program = ContainerProgram(self, _arguments(command), streams, env, _absolute(cwd), terminal)
-            await program.start()
-        self._programs.add(program)
-        return program
+        program = await self.spawn_inside(_arguments(command), env, cwd, terminal=terminal)
+        return ContainerProgram(program, streams, terminal)
 
     async def fork(self) -> Container:
-        """Raise SandboxError, since neither engine can copy a running container."""
-        raise SandboxError(f"a container of {self.engine.command} cannot be forked", retryable=False)
+        """Make a second container with the same files.
+
+        Raises SandboxError with ``retryable=False`` if it has Python state or a program that runs: no engine copies
+        processes without its own privileges on the machine.
+        """
+        async with self._turn() as client:
+            if client.programs:
+                raise SandboxError(
+                    f"a container of {self.provider.name} cannot be forked while it has Python state or a program "
+                    "runs in it",
+                    retryable=False,
+                )
+            branch = Container(await self._committed(), self.limits)
+            try:
+                await branch.start()
+                complaint = await self._copy_to(branch, _COPY_SECONDS)
+                if complaint:
+                    raise SandboxError(f"the container's files cannot be copied: {complaint}", retryable=False)
+            except BaseException:
+                await branch.stop()
+                raise
+        return branch
+
+    @contextlib.asynccontextmanager
+    async def companion(self, limits: SessionLimits, folders: Sequence[str] = ()) -> AsyncIterator[Container]:
+        """Start a second container of the same image, with what this one has changed of it, for programs that judge the
+        results of this one. folders: of `ContainerSettings`, in addition. `copy_files` copies what is in memory. Raises
+        the errors of `start`."""
+        async with self._turn():
+            settings = await self._committed()
+        async with Container(replace(settings, folders=(*settings.folders, *folders)), limits) as companion:
+            yield companion
+
+    async def copy_files(self, target: Container, wall_seconds: float) -> str:
+        """Copy the folders in memory to those of another container, including modes, times and links. Returns the
+        reason if not everything was copied, and otherwise an empty text. Raises ToolFault ``state_lost``."""
+        async with self._turn():
+            return await self._copy_to(target, wall_seconds)
+
+    def calls(self, folder: str) -> ContainerCalls:
+        """The requests that its programs write to a folder, for `CommandRelay`."""
+        return ContainerCalls(self, folder)
+
+    def whole(self) -> bool:
+        """Return whether its folders are unchanged: they are mounts, which its programs cannot move."""
+        return True
+
+    async def _committed(self) -> ContainerSettings:
+        """Settings for a container with the files of this one's image as they are now."""
+        if not self._settings.writable:
+            return self._settings
+        try:
+            image = await self.provider.commit(self.name)
+        except SandboxError:
+            self.require()
+            raise
+        return replace(self._settings, image=image, committed=self._image)
+
+    async def _copy_to(self, target: Container, wall_seconds: float) -> str:
+        packing = await self.spawn_inside([], cwd="/", python=_archive("pack", (wire.WORK_DIRECTORY, "/tmp")))
+        unpacking = await target.spawn_inside([], cwd="/", python=_archive("unpack"))
+        complaints = [asyncio.ensure_future(program.stderr.read()) for program in (packing, unpacking)]
+
+        async def pump() -> tuple[int, int]:
+            while data := await packing.stdout.read(1 << 16):
+                unpacking.stdin.write(data)
+                await unpacking.stdin.drain()
+            unpacking.stdin.close()
+            await unpacking.stdout.read()
+            return await packing.wait(), await unpacking.wait()
+
+        try:
+            codes = await asyncio.wait_for(pump(), wall_seconds)
+        except asyncio.TimeoutError:
+            return f"it takes longer than {wall_seconds:g} s"
+        except ConnectionError:
+            target.require()
+            raise
+        finally:
+            packing.kill()
+            unpacking.kill()
+            outputs = await asyncio.gather(*complaints)
+        texts = [text.decode(errors="replace").strip()[-_COMPLAINT_BYTES:] for text in outputs]
+        return "; ".join(text or f"exit code {code}" for code, text in zip(codes, texts, strict=True) if code)
 
     async def read_file(self, path: str) -> bytes:
-        async with self._turn():
-            maximum, seconds = self.limits.disk_bytes, self.limits.wall_seconds + _MARGIN_SECONDS
-            command = ["head", "-c", str(maximum + 1), "--", path]
-            ran = await self.inside(command, b"", seconds, {"LC_ALL": "C"}, wire.WORK_DIRECTORY, maximum)
-        if ran.stdout_bytes > maximum or ran.code is None:
-            raise OSError(errno.EFBIG, f"more than {maximum} bytes, or not read in {seconds:g} s", path)
-        if ran.code != 0:
-            raise transfer.os_error(ran.stderr.decode(errors="replace"), path)
-        return ran.stdout
+        maximum = self.limits.disk_bytes
+        _, content = await self._ask_for_file("read", path, bytes=maximum)
+        if len(content) > maximum:
+            raise OSError(errno.EFBIG, f"more than {maximum} bytes", path)
+        return content
 
     async def write_file(self, path: str, content: bytes) -> None:
-        command = ["bash", "-c", 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"', "bash", path]
+        await self._ask_for_file("write", path, content, mode=None, make=True)
+
+    async def _ask_for_file(
+        self, operation: str, path: str, content: bytes = b"", **fields: Any
+    ) -> tuple[dict[str, Any], bytes]:
         async with self._turn():
-            seconds = self.limits.wall_seconds + _MARGIN_SECONDS
-            ran = await self.inside(command, content, seconds, {"LC_ALL": "C"}, wire.WORK_DIRECTORY, 1 << 12)
-        if ran.code != 0:
-            raise transfer.os_error(ran.stderr.decode(errors="replace"), path)
+            return await self.ask_for_file(operation, path, content, **fields)
 
     async def upload(self, source: Path, target: str) -> None:
         await transfer.upload(self, source, target, self.limits.disk_bytes)
@@ -223,132 +307,164 @@ class Container:
     async def download(self, source: str, target: Path) -> None:
         await transfer.download(self, source, target)
 
+    async def end_programs(self) -> None:
+        """End its Python state and all programs, and reset the wall time of its calls. Its files remain. Raises
+        ToolFault ``state_lost`` if it has ended."""
+        async with self._turn() as client:
+            self._cells.forget()
+            try:
+                await asyncio.wait_for(client.ask("end"), _OWN_SECONDS)
+            except asyncio.TimeoutError:
+                raise self._no_answer() from None
+        self._wall = 0.0
+
     # Methods for the parts of a container:
 
-    def require(self) -> None:
-        """Raise ToolFault ``state_lost`` if the container has ended."""
-        if not self._lost and self._life is not None and self._life.returncode is not None:
+    def require(self) -> ResidentClient:
+        """Return what it is asked by. Raises ToolFault ``state_lost`` if the container has ended."""
+        if not self._lost and not self.alive:
             self._lost = f"the container {self.name} has ended"
-        if self._lost:
+        if self._lost or self._resident is None:
             raise ToolFault(FaultKind.STATE_LOST, self._lost, retryable=False)
+        return self._resident
 
     def wall_left(self, requested: float | None) -> float:
         left = self.limits.total_wall_seconds - self._wall
         return max(0.01, min(self.limits.wall_seconds if requested is None else requested, left))
 
-    def exec_arguments(self, mark: str, env: Mapping[str, str], cwd: str, *options: str) -> list[str]:
-        """Return the arguments of ``exec`` for a command whose processes `kill` finds by `mark`."""
-        variables = {COMMAND_VARIABLE: mark, **env}
-        named = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
-        return ["exec", *options, "--workdir", _absolute(cwd), *named, self.name]
-
-    async def inside(
-        self, command: Sequence[str], stdin: bytes, seconds: float, env: Mapping[str, str], cwd: str, max_bytes: int
-    ) -> Ran:
-        """Run a command in the container. After `seconds`, it is killed with all processes that it started.
-
-        The exit code is 126, as in a shell, if the arguments cannot be passed to a program. Raises ToolFault
-        ``state_lost`` if the container has ended, and SandboxError if the command line did not run the command.
-        """
-        mark = secrets.token_hex(8)
-        started = f"{mark}\n".encode()
-        arguments = [*self.exec_arguments(mark, env, cwd, "--interactive"), "bash", "-c", _BEGIN, mark, *command]
-        whole = False
+    async def ask_for_file(
+        self, operation: str, path: str, content: bytes = b"", **fields: Any
+    ) -> tuple[dict[str, Any], bytes]:
+        """Read or write a file beside the calls. Raises OSError, and ToolFault ``state_lost``."""
+        client = self.require()
         try:
-            ran = await self.engine.run(arguments, seconds=seconds, stdin=stdin, max_bytes=max_bytes)
-            whole = ran.code is not None
+            request = client.ask(operation, content, path=self._absolute(path), **fields)
+            return await asyncio.wait_for(request, self.limits.wall_seconds + _MARGIN_SECONDS)
+        except asyncio.TimeoutError:
+            raise self._no_answer() from None
         except OSError as error:
-            whole, reason = True, os.strerror(error.errno or errno.EINVAL).encode()
-            return Ran(_CANNOT_RUN, b"", reason, 0, len(reason))
+            raise OSError(error.errno, error.strerror, path) from None
+
+    async def spawn_inside(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str] = NOTHING,
+        cwd: str = ".",
+        *,
+        terminal: bool = False,
+        line_bytes: int = 0,
+        python: str | None = None,
+    ) -> ResidentProgram:
+        """Start a program that runs beside the calls. line_bytes: the longest line that is read from it. python: code
+        for the resident's interpreter, in place of a command. Raises ToolFault ``state_lost``, and SandboxError if no
+        process can be started."""
+        client = self.require()
+        try:
+            directory = self._absolute(cwd)
+            started = client.spawn(command, env, directory, terminal=terminal, line_bytes=line_bytes, python=python)
+            return await asyncio.wait_for(started, _OWN_SECONDS)
+        except asyncio.TimeoutError:
+            raise self._no_answer() from None
+        except ResidentExitedError:
+            self.require()
+            raise
+        except OSError as error:
+            raise SandboxError(f"no program can be started in the container: {error.strerror}", False) from error
+
+    async def _run(
+        self,
+        command: Sequence[str],
+        stdin: bytes,
+        seconds: float,
+        env: Mapping[str, str],
+        cwd: str,
+        python: str | None = None,
+    ) -> RunResult:
+        """Run a command. At its end, or after `seconds`, all processes that it started are ended. The exit code is 126,
+        as in a shell, if it cannot be run."""
+        client = self.require()
+        number = client.number()
+        fields = {"argv": list(command), "env": dict(env), "cwd": cwd, "seconds": seconds, "python": python}
+        work = asyncio.ensure_future(
+            client.request(number, "run", stdin, bytes=self.limits.output_bytes, **fields),
+        )
+        try:
+            return _result(*await asyncio.wait_for(asyncio.shield(work), seconds + _MARGIN_SECONDS))
+        except asyncio.TimeoutError:
+            raise self._no_answer() from None
+        except OSError as error:
+            reason = (os.strerror(error.errno or errno.EIO) + "\n").encode()
+            nothing = {"status": _CANNOT_RUN << 8, "limit": None, "stored": [0, len(reason)]}
+            return _result({**nothing, "written": [0, len(reason)]}, reason)
         finally:
-            if not whole:
-                await asyncio.shield(self.kill(mark))
-        if not ran.stderr.startswith(started):
-            await self.check()
-            complaint = ran.stderr[:300].decode(errors="replace").strip() or "nothing"
-            words = f"{self.engine.command} exec did not run a command; it says {complaint!r}"
-            raise SandboxError(words, retryable=True)
-        return replace(ran, stderr=ran.stderr[len(started) :], stderr_bytes=ran.stderr_bytes - len(started))
+            if not work.done():
+                if client.alive:
+                    client.post({"id": 0, "op": "kill", "of": number})
+                await asyncio.wait({work}, timeout=_OWN_SECONDS)
+                work.cancel()
 
-    async def kill(self, mark: str) -> None:
-        """Kill the processes of a command, or else stop the container."""
-        script = ["bash", "-c", _KILL, "bash", f"{COMMAND_VARIABLE}={mark}"]
-        ran = await self.engine.run([*self.exec_arguments("", {}, "/"), *script], seconds=_OWN_SECONDS)
-        if ran.code is None:
-            self._lost = self._lost or f"the container {self.name} no longer answers"
-            self.stop_soon()
+    def _absolute(self, path: str) -> str:
+        return path if path.startswith("/") else f"{self.work_directory}/{path}"
 
-    def stop_soon(self) -> None:
-        """Stop the container in a task."""
+    def _no_answer(self) -> ToolFault:
+        """Stop the container, whose resident process does not answer."""
+        self._lost = self._lost or f"the container {self.name} no longer answers"
+        self._stop_soon()
+        return ToolFault(FaultKind.STATE_LOST, self._lost, retryable=False)
+
+    def _stop_soon(self) -> asyncio.Task[None]:
         if self._stopping is None:
             self._stopping = asyncio.get_running_loop().create_task(self._stop())
-
-    async def check(self) -> None:
-        """Run an empty command. Raises ToolFault ``state_lost`` if that fails."""
-        arguments = [*self.exec_arguments("", {}, "/"), "bash", "-c", ":"]
-        ran = await self.engine.run(arguments, seconds=_OWN_SECONDS)
-        if ran.code != 0:
-            self._lost = self._lost or f"the container {self.name} has ended"
-            self.stop_soon()
-        self.require()
+        return self._stopping
 
     @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _turn(self) -> AsyncIterator[ResidentClient]:
         async with self._lock:
-            self.require()
+            client = self.require()
             started = time.monotonic()
             try:
-                yield
+                yield client
+            except ResidentExitedError:
+                self.require()
+                raise
             finally:
                 self._wall += time.monotonic() - started
 
-    async def _complaint(self) -> str:
-        assert self._life is not None
-        assert self._life.stderr is not None
-        with contextlib.suppress(asyncio.TimeoutError):
-            complaint = await asyncio.wait_for(self._life.stderr.read(2000), _OWN_SECONDS)
-            return complaint.decode(errors="replace").strip()
-        return "it says nothing"
-
     async def _stop(self) -> None:
-        if self._life is None:
+        process = self._process
+        if process is None:
             return
         try:
-            await self.engine.run(["rm", "--force", self.name], seconds=_OWN_SECONDS)
+            await self._egress.close()
+            if self._resident is not None:
+                await self._resident.close()
+            ended = asyncio.ensure_future(process.wait())
+            await asyncio.wait({ended}, timeout=_END_SECONDS)  # with its stdin closed, it ends by itself
+            if not ended.done():
+                ended.cancel()
+                await self.provider.remove(self.name)
         finally:
-            if self._life.stdin is not None:
-                self._life.stdin.close()
-            await end(self._life)
-            await self._cells.hang_up()
-            for program in self._programs:
-                await program.hang_up()
+            await process.end()
+            if self._listening is not None:
+                self._listening.cancel()
+            if self._settings.committed is not None:
+                await self.provider.remove_image(self._settings.image)
 
-    def _run_arguments(self) -> list[str]:
-        limits, half = self.limits, self.limits.disk_bytes // 2
-        folder = f"rw,exec,nosuid,nodev,mode=1777,size={half}"
-        folders = (wire.WORK_DIRECTORY, "/tmp", *self._settings.folders)
-        return [
-            *("run", "--interactive", "--rm", "--init", "--name", self.name, "--label", LABEL),
-            *("--network", "none", *(() if self._settings.writable else ("--read-only", "--user", _USER))),
-            *(word for path in self._settings.readable for word in ("--volume", f"{path}:{path}:ro")),
-            *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
-            *("--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes)),
-            *("--pids-limit", str(limits.processes + _OWN_PROCESSES), "--cpus", f"{self._settings.cpus:g}"),
-            *("--ulimit", f"nofile={limits.open_files}:{limits.open_files}"),
-            # One --ulimit replaces all defaults of the engine. Without this one, podman requests more processes than
-            # are allowed without CAP_SYS_RESOURCE. It counts the processes of all containers, which share a user. The
-            # limit of one container is --pids-limit.
-            *("--ulimit", f"nproc={_user_processes()}:{_user_processes()}"),
-            *(word for path in folders for word in ("--tmpfs", f"{path}:{folder}")),
-            *("--workdir", wire.WORK_DIRECTORY, "--env", f"HOME={wire.WORK_DIRECTORY}", "--env", "TMPDIR=/tmp"),
-            *("--entrypoint", "sh", self._settings.image, "-c", _ALIVE),
-        ]
+    def _inside(self) -> dict[str, Any]:
+        """Arguments of the resident process."""
+        writable = self._settings.writable
+        home, user = (None, self._image.user) if writable else (wire.WORK_DIRECTORY, _USER)
+        env = {"TMPDIR": "/tmp", **(egress.VARIABLES if self._settings.allowed_hosts else {})}
+        return {"user": user, "home": home, "env": env, "seconds": self._settings.max_seconds}
 
 
-def _user_processes() -> int:
-    """Return the maximum number of processes per user that this process can allow."""
-    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    return _MAX_USER_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _MAX_USER_PROCESSES)
+def _archive(*arguments: object) -> str:
+    return f"{_archive_source()}\nrun{arguments!r}\n"
+
+
+@cache
+def _archive_source() -> str:
+    return Path(archive.__file__).read_text(encoding="utf-8")
 
 
 def _arguments(command: str | Sequence[str]) -> list[str]:
@@ -358,15 +474,20 @@ def _arguments(command: str | Sequence[str]) -> list[str]:
     return words
 
 
-def _absolute(cwd: str) -> str:
-    return cwd if cwd.startswith("/") else f"{wire.WORK_DIRECTORY}/{cwd}"
-
-
-def _result(ran: Ran, seconds: float, limit_hit: str | None) -> RunResult:
+def _result(answer: Mapping[str, Any], content: bytes) -> RunResult:
+    limit, status = answer["limit"], answer["status"]
+    sizes, at = answer.get("stored", [0, 0]), [0, answer.get("stored", [0])[0]]
+    parts = []
+    for stream, size in answer.get("order") or [[1, sizes[0]], [2, sizes[1]]]:
+        parts.append(content[at[stream - 1] : at[stream - 1] + size])
+        at[stream - 1] += size
+    signalled = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    stdout, stderr = content[: sizes[0]], content[sizes[0] :]
+    stdout_bytes, stderr_bytes = answer.get("written", sizes)
     return RunResult(
-        **written(ran.stdout, ran.stderr, ran.stdout_bytes, ran.stderr_bytes),
-        exit_code=None if limit_hit else ran.code,
-        signal=9 if limit_hit == "wall_seconds" else None,
-        limit_hit=limit_hit,
-        wall_seconds=seconds,
+        **written(stdout, stderr, stdout_bytes, stderr_bytes, b"".join(parts)),
+        exit_code=None if limit or signalled else os.waitstatus_to_exitcode(status),
+        signal=signalled,
+        limit_hit=limit,
+        wall_seconds=answer.get("seconds", 0.0),
     )

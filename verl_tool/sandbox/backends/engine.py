@@ -43,21 +43,13 @@ class ContainerEngine:
             raise ConfigError(f"there is no program {command!r} on PATH; install it, or set backend to 'sandbox'")
         self.command, self._path = command, path
 
-    async def start(
-        self,
-        *arguments: str,
-        streams: tuple[int, int, int] | None = None,
-        stderr: int = asyncio.subprocess.PIPE,
-        line_bytes: int = _READ_BYTES,
-    ) -> asyncio.subprocess.Process:
-        """Start a call on pipes, or on the descriptors `streams`, without waiting for its end. line_bytes:
-        the longest line that is read from it.
+    async def start(self, *arguments: str) -> asyncio.subprocess.Process:
+        """Start a call on pipes, without waiting for its end.
 
         It does not receive Ctrl-C, and sees only those environment variables that the command line needs. Raises
         OSError EINVAL or E2BIG for arguments that cannot be passed to a program, and SandboxError if the command line
         cannot be run.
         """
-        stdin, stdout, err = streams or (asyncio.subprocess.PIPE, asyncio.subprocess.PIPE, stderr)
         words = [word.encode("utf-8", "surrogatepass") for word in arguments]
         if any(b"\0" in word for word in words):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
@@ -65,12 +57,11 @@ class ContainerEngine:
             return await asyncio.create_subprocess_exec(
                 self._path,
                 *words,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=err,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
                 env=_environment(),
                 start_new_session=True,
-                limit=line_bytes,
             )
         except OSError as error:
             if error.errno == errno.E2BIG:

@@ -143,7 +143,7 @@ class ImageBuilder:
             file = Path(folder) / "Dockerfile"
             file.write_text(text, encoding="utf-8")
             arguments = self._arguments(image, file, context, build_args)
-            process = await self.engine.start(*arguments, stderr=asyncio.subprocess.STDOUT)
+            process = await self.engine.start(*arguments)
             assert process.stdin is not None
             process.stdin.close()
             tail = bytearray()
@@ -189,13 +189,17 @@ def hash_content(dockerfile: str, context: Path, build_args: Mapping[str, str]) 
 
 
 async def _read(process: asyncio.subprocess.Process, tail: bytearray, progress: Callable[[str], None]) -> None:
-    assert process.stdout is not None
-    while data := await process.stdout.read(_READ_BYTES):
-        tail += data
-        del tail[:-_TAIL_BYTES]
-        if lines := data.decode(errors="replace").strip().splitlines():
-            progress(lines[-1])
-    await process.wait()
+    """Read both streams of a build until it has ended. tail: receives the end of what it prints."""
+
+    async def read(stream: asyncio.StreamReader | None) -> None:
+        assert stream is not None
+        while data := await stream.read(_READ_BYTES):
+            tail.extend(data)
+            del tail[:-_TAIL_BYTES]
+            if lines := data.decode(errors="replace").strip().splitlines():
+                progress(lines[-1])
+
+    await asyncio.gather(read(process.stdout), read(process.stderr), process.wait())
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.result import CellResult, RunResult
 from verl_tool.sandbox.worker import RunStatus
+
+if TYPE_CHECKING:
+    from verl_tool.sandbox.limits import SessionLimits
+    from verl_tool.sandbox.session.command_relay import RequestFolder
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -34,7 +38,7 @@ class Sandbox(Protocol):
         stdin: str | bytes = "",
         wall_seconds: float | None = None,
         env: Mapping[str, str] = NOTHING,
-        cwd: str = wire.WORK_DIRECTORY,
+        cwd: str = ".",
     ) -> RunResult:
         """Run a list of arguments, or a line for ``bash -c``. A relative `cwd` is relative to the work folder."""
 
@@ -71,6 +75,10 @@ class Program(Protocol):
 class WorkspaceSandbox(Sandbox, Protocol):
     """A sandbox for tools that keep state between calls."""
 
+    limits: SessionLimits
+    work_directory: str
+    """Where programs start, and relative paths begin."""
+
     async def run(
         self,
         code: str,
@@ -88,7 +96,7 @@ class WorkspaceSandbox(Sandbox, Protocol):
         *,
         streams: tuple[int, int, int],
         env: Mapping[str, str] = NOTHING,
-        cwd: str = wire.WORK_DIRECTORY,
+        cwd: str = ".",
         terminal: bool = False,
     ) -> Program:
         """Start a program without waiting for its end. See `Session.spawn`."""
@@ -101,3 +109,21 @@ class WorkspaceSandbox(Sandbox, Protocol):
 
     def touch(self) -> None:
         """Record that it is used now."""
+
+    async def end_programs(self) -> None:
+        """End its Python state and all programs, and reset the wall time of its calls. Its files remain."""
+
+    def companion(
+        self, limits: SessionLimits, folders: Sequence[str] = ()
+    ) -> AbstractAsyncContextManager[WorkspaceSandbox]:
+        """Start a second sandbox, isolated from this one, for programs that judge the results of this one. folders:
+        that its programs find empty, where a container needs to know them."""
+
+    async def copy_files(self, target: Any, wall_seconds: float) -> str:
+        """Copy the work folder and /tmp to those of its companion. Returns why not everything was copied."""
+
+    def calls(self, folder: str) -> RequestFolder:
+        """The requests that its programs write to a folder, for `CommandRelay`."""
+
+    def whole(self) -> bool:
+        """Return whether its folders are unchanged. Its programs may be able to move them."""

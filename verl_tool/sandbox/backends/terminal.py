@@ -4,111 +4,107 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
+import os
 import signal
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import tty
+from collections.abc import Callable
 
-from verl_tool.sandbox.backends.engine import end
+from verl_tool.errors import SandboxError
+from verl_tool.sandbox.backends.resident_client import ResidentProgram
 from verl_tool.sandbox.worker import RunStatus
 
-if TYPE_CHECKING:
-    from verl_tool.sandbox.backends.container import Container
-
-_SECONDS = 20.0
-_NO_ECHO = (
-    "stty -opost -echo -echoe -echok -echonl -echoctl rows 50 cols 200 2>/dev/null; "
-    "printf '\\036%032d:0:/\\036' 0; exec env \"$@\""
-)
-"""Before a program on a terminal: no echo, and a marker as of a shell's (`workspace.shell`), which says that what is
-typed from now on is not echoed. The program's variables are set behind this shell, which drops some of them."""
-_FOREGROUND = """
-for folder in /proc/[0-9]*; do
-    if { mapfile -d '' -t variables < "$folder/environ" && read -r stat < "$folder/stat"; } 2>/dev/null; then
-        set -- "$1" "$2" ${stat##*) }
-        if [ "$6" = "${folder#/proc/}" ] && [ "$8" -gt 0 ]; then
-            case " ${variables[*]} " in *" $1 "*)
-                if [ -n "$2" ] && { [ "$2" != KILL ] || [ "$8" != "$6" ]; }; then kill "-$2" -- "-$8" || exit 1; fi
-                echo "$6 $8"; exit 0 ;;
-            esac
-        fi
-    fi
-done
-exit 1
-"""
-"""Of the session leader whose environment has ``$1``: its id, and the foreground group of its terminal. The signal
-``$2``, if there is one, is sent to that group; SIGKILL not to the leader's own."""
+_READ_BYTES = 1 << 16
+_SIGKILLED = 9
+_LAST_OUTPUT_SECONDS = 5.0
+"""For the last output of a program that has ended to be read."""
 
 
 class ContainerProgram:
-    """A process of the command line, and what it runs in the container."""
+    """Passes bytes between a program in a container and descriptors of this process, until the program ends."""
 
-    def __init__(
-        self,
-        container: Container,
-        command: Sequence[str],
-        streams: tuple[int, int, int],
-        env: Mapping[str, str],
-        cwd: str,
-        terminal: bool,
-    ) -> None:
-        self._container, self._streams = container, streams
-        self._mark = secrets.token_hex(8)
-        options = (
-            ("--interactive", "--tty", "--detach-keys", "ctrl-@,ctrl-@,ctrl-_") if terminal else ("--interactive",)
-        )
-        variables = [f"{name}={value}" for name, value in env.items()]
-        wrapped = ["bash", "-c", _NO_ECHO, "bash", *variables, *command] if terminal else command
-        self._arguments = [*container.exec_arguments(self._mark, env, cwd, *options), *wrapped]
-        self._process: asyncio.subprocess.Process | None = None
-        self._killing: asyncio.Task[None] | None = None
+    def __init__(self, program: ResidentProgram, streams: tuple[int, int, int], terminal: bool) -> None:
+        """streams: of the program; the caller may close them. terminal: they are one terminal, whose modes are the
+        container's from now on."""
+        self._program = program
+        self._fds = [os.dup(fd) for fd in streams]
+        for fd in self._fds:
+            os.set_blocking(fd, False)
+        if terminal:
+            tty.setraw(self._fds[0])
+        loop = asyncio.get_running_loop()
+        readers = (program.stdout,) if terminal else (program.stdout, program.stderr)
+        self._pumps = [loop.create_task(self._pump(reader, fd)) for reader, fd in zip(readers, self._fds[1:])]  # noqa: B905
+        self._listen(loop)
+        self._closing = loop.create_task(self._close())
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
-
-    async def start(self) -> None:
-        """Once. Raises OSError."""
-        self._process = await self._container.engine.start(*self._arguments, streams=self._streams)
+        return self._program.running
 
     def kill(self) -> None:
-        if self._killing is None:
-            self._killing = asyncio.get_running_loop().create_task(self._kill())
+        self._program.kill()
 
     async def wait(self) -> RunStatus:
-        assert self._process is not None
-        code = await self._process.wait()
-        if self._killing is not None:
-            await asyncio.shield(self._killing)
-        return RunStatus(True, True, None, (code & 0xFF) << 8, 0.0, 0.0, 0, -1)
-
-    async def hang_up(self) -> None:
-        """The container has ended: let go of the command line's process."""
-        if self._process is not None:
-            await end(self._process)
-        if self._killing is not None:
-            await asyncio.wait({self._killing}, timeout=_SECONDS)
+        await asyncio.shield(self._closing)
+        status = _SIGKILLED if self._program.status is None else self._program.status
+        return RunStatus(True, True, None, status, 0.0, 0.0, 0, -1)
 
     async def foreground(self, number: signal.Signals | None = None) -> tuple[int, int]:
         """The program, and the process group in the foreground of its terminal, after a signal to that; 0 and 0 if that
         is not known, or the signal could not be sent."""
-        script = [
-            "bash",
-            "-c",
-            _FOREGROUND,
-            "bash",
-            f"VERL_TOOL_COMMAND={self._mark}",
-            number.name[3:] if number else "",
-        ]
-        arguments = [*self._container.exec_arguments("", {}, "/"), *script]
-        ran = await self._container.engine.run(arguments, seconds=_SECONDS)
-        words = ran.stdout.split()
-        if ran.code != 0 or len(words) != 2:
-            return 0, 0
-        return int(words[0]), int(words[1])
+        with contextlib.suppress(SandboxError):
+            return await self._program.signal_foreground(number or 0)
+        return 0, 0
 
-    async def _kill(self) -> None:
-        with contextlib.suppress(OSError):
-            await self._container.kill(self._mark)
-        if self._process is not None:
-            await end(self._process)
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.add_reader(self._fds[0], self._read)
+        except PermissionError:  # a plain file
+            while self._read():
+                pass
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._fds[0], _READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:  # a terminal that its owner has closed
+            data = b""
+        if data:
+            self._program.stdin.write(data)
+        else:
+            asyncio.get_running_loop().remove_reader(self._fds[0])
+            self._program.stdin.close()
+        return bool(data)
+
+    async def _pump(self, reader: asyncio.StreamReader, fd: int) -> None:
+        while data := await reader.read(_READ_BYTES):
+            while data:
+                try:
+                    data = data[os.write(fd, data) :]
+                except BlockingIOError:
+                    await _ready(fd)
+                except OSError:  # nobody reads it
+                    break
+
+    async def _close(self) -> None:
+        await self._program.wait()
+        await asyncio.wait(self._pumps, timeout=_LAST_OUTPUT_SECONDS)
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.wait(self._pumps)
+        asyncio.get_running_loop().remove_reader(self._fds[0])
+        for fd in self._fds:
+            os.close(fd)
+
+
+async def _ready(fd: int) -> None:
+    """Return when it can be written to."""
+    loop = asyncio.get_running_loop()
+    writable = loop.create_future()
+    resolve: Callable[[], None] = lambda: None if writable.done() else writable.set_result(None)  # noqa: E731
+    loop.add_writer(fd, resolve)
+    try:
+        await writable
+    finally:
+        loop.remove_writer(fd)

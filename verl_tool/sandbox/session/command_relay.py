@@ -14,8 +14,9 @@ import json
 import os
 import re
 import time
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,6 +24,7 @@ from verl_tool.errors import VerlToolError
 from verl_tool.sandbox.inside import wire
 
 if TYPE_CHECKING:
+    from verl_tool.sandbox.backends.protocol import Sandbox
     from verl_tool.sandbox.result import RunResult
     from verl_tool.sandbox.session.session import Session
 
@@ -49,38 +51,84 @@ class _Request(BaseModel):
     seconds: float = Field(gt=0)
 
 
-class CommandRelay:
-    """Runs commands of the programs of `requester` in `runner`, until a deadline."""
+class RequestFolder(Protocol):
+    """The folder of requests, as the sandbox has it that they are made in."""
 
-    def __init__(self, requester: Session, runner: Session, seconds: float) -> None:
+    def listening(self, receive: Callable[[bytes], None]) -> AbstractAsyncContextManager[None]:
+        """Call `receive` with what is written to the pipe, within the block. Raises OSError if there is no pipe."""
+
+    async def read(self, name: str) -> bytes:
+        """Read a file. Raises OSError."""
+
+    async def write(self, name: str, content: bytes) -> None:
+        """Write a file. Raises OSError."""
+
+    async def notify(self, name: str) -> None:
+        """Write a line to a pipe that a program reads. Raises OSError if none does."""
+
+
+class SessionCalls:
+    """Those of a session, whose files are reached without its programs."""
+
+    def __init__(self, session: Session, folder: str) -> None:
+        self._session, self._folder = session, folder
+
+    @contextlib.asynccontextmanager
+    async def listening(self, receive: Callable[[bytes], None]) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        # Opened for writing too, so that reading never reaches the end of the pipe.
+        pipe = self._session.own_files().open_pipe(f"{self._folder}/requests", os.O_RDWR)
+
+        def take() -> None:
+            with contextlib.suppress(BlockingIOError):
+                receive(os.read(pipe, _MAX_LINE_BYTES))
+
+        loop.add_reader(pipe, take)
+        try:
+            yield
+        finally:
+            loop.remove_reader(pipe)
+            os.close(pipe)
+
+    async def read(self, name: str) -> bytes:
+        return self._session.own_files().read(f"{self._folder}/{name}")
+
+    async def write(self, name: str, content: bytes) -> None:
+        self._session.own_files().write(f"{self._folder}/{name}", content)
+
+    async def notify(self, name: str) -> None:
+        pipe = self._session.own_files().open_pipe(f"{self._folder}/{name}", os.O_WRONLY)
+        try:
+            os.write(pipe, b"\n")
+        finally:
+            os.close(pipe)
+
+
+class CommandRelay:
+    """Runs commands that are requested in a folder, in another sandbox, until a deadline."""
+
+    def __init__(self, requests: RequestFolder, runner: Sandbox, seconds: float) -> None:
         """`seconds` is the time until the deadline."""
-        self._requester, self._runner = requester, runner
+        self._requests, self._runner = requests, runner
         self._deadline = time.monotonic() + seconds
         self._names: asyncio.Queue[str] = asyncio.Queue(_MAX_WAITING)
         self._text = b""
-        self._pipe = -1
         self.fault: VerlToolError | None = None
         """The first failure of the sandbox to run a command."""
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[CommandRelay]:
-        """Answer requests within the block. Raises OSError if the requester has no pipe."""
-        loop = asyncio.get_running_loop()
-        # Opened for writing too, so that reading never reaches the end of the pipe.
-        self._pipe = self._requester.own_files().open_pipe(f"{CALLS}/requests", os.O_RDWR)
-        loop.add_reader(self._pipe, self._receive)
-        task = loop.create_task(self._answer_all())
-        try:
-            yield self
-        finally:
-            loop.remove_reader(self._pipe)
-            os.close(self._pipe)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        """Answer requests within the block. Raises OSError if there is no pipe."""
+        async with self._requests.listening(self._receive):
+            task = asyncio.get_running_loop().create_task(self._answer_all())
+            try:
+                yield self
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
-    def _receive(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._text = (self._text + os.read(self._pipe, _MAX_LINE_BYTES))[-_MAX_LINE_BYTES:]
+    def _receive(self, data: bytes) -> None:
+        self._text = (self._text + data)[-_MAX_LINE_BYTES:]
         *lines, self._text = self._text.split(b"\n")
         for line in lines:
             name = line.decode("ascii", "replace")
@@ -92,19 +140,14 @@ class CommandRelay:
         while True:
             name = await self._names.get()
             answer = await self._answer(name)
-            files = self._requester.own_files()
             with contextlib.suppress(OSError):  # the requester's disk is full
-                files.write(f"{CALLS}/{name}.answer", json.dumps(answer).encode())
+                await self._requests.write(f"{name}.answer", json.dumps(answer).encode())
             with contextlib.suppress(OSError):  # the program no longer waits
-                pipe = files.open_pipe(f"{CALLS}/{name}.ready", os.O_WRONLY)
-                try:
-                    os.write(pipe, b"\n")
-                finally:
-                    os.close(pipe)
+                await self._requests.notify(f"{name}.ready")
 
     async def _answer(self, name: str) -> dict[str, object]:
         try:
-            content = self._requester.own_files().read(f"{CALLS}/{name}.request")
+            content = await self._requests.read(f"{name}.request")
             request = await asyncio.to_thread(_Request.model_validate_json, content)
             return await self._run(request)
         except ValidationError as error:

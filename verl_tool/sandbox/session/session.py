@@ -34,6 +34,7 @@ from verl_tool.sandbox.backends import transfer
 from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.job import JobFiles, check_names, encode
 from verl_tool.sandbox.result import CellResult, RunResult
+from verl_tool.sandbox.session.command_relay import SessionCalls
 from verl_tool.sandbox.session.files import FOLDERS, SessionFiles
 from verl_tool.sandbox.session.interpreter_handle import (
     ANSWER_SECONDS,
@@ -86,6 +87,8 @@ class Session:
     Calls raise `ToolFault` with the kind ``state_lost`` if the session was evicted or its forkserver died, which is not
     the program's fault. Failures of the program are reported in its result.
     """
+
+    work_directory = wire.WORK_DIRECTORY
 
     def __init__(self, pool: SessionPool, limits: SessionLimits, files: Mapping[str, bytes]) -> None:
         """Store the settings. Raises ConfigError if a file name is invalid, or the files exceed the disk limit."""
@@ -326,8 +329,8 @@ class Session:
             self.touch()
 
     @contextlib.asynccontextmanager
-    async def companion(self, limits: SessionLimits) -> AsyncIterator[Session]:
-        """Start a second session, for programs that judge the results of this one.
+    async def companion(self, limits: SessionLimits, folders: Sequence[str] = ()) -> AsyncIterator[Session]:
+        """Start a second session, for programs that judge the results of this one. folders: it makes its own.
 
         The sessions are isolated from each other: they have different users, processes, folders and limits, and
         different user namespaces where users are not available. `copy_files` copies what the companion may see. While
@@ -378,6 +381,10 @@ class Session:
         finally:
             for fd in (null, reading, writing):
                 os.close(fd)
+
+    def calls(self, folder: str) -> SessionCalls:
+        """The requests that its programs write to a folder, for `CommandRelay`."""
+        return SessionCalls(self, folder)
 
     def whole(self) -> bool:
         """Return whether its folders are unchanged. Its programs can move them, and replace them by links."""

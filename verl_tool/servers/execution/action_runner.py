@@ -24,6 +24,7 @@ from verl_tool.protocol import (
     TOOL_FIELD,
     TOOLS_FIELD,
     VERIFY_FIELD,
+    WORKSPACE_IMAGE_FIELD,
     FaultKind,
     StepRequest,
     StepResult,
@@ -194,8 +195,9 @@ class ActionRunner:
             _check_not_ended(trajectory)
             if VERIFY_FIELD in request.extra:
                 return await self._verify(trajectory, request, admission, deadline)
-            if FILES_FIELD in request.extra:
-                await self._open(self._tool_with_workspace(FILES_FIELD), trajectory, request, admission, deadline)
+            for name in (FILES_FIELD, WORKSPACE_IMAGE_FIELD):
+                if name in request.extra:
+                    await self._open(self._tool_with_workspace(name), trajectory, request, admission, deadline)
             for kind, tool in self._tools_by_kind:
                 if _FIELDS[kind] in request.extra:
                     await self._open(tool, trajectory, request, admission, deadline)

@@ -79,7 +79,7 @@ class StrReplaceEditorTool(WorkspaceTool):
             length = len(arguments.path)
             raise InvalidCall(f"path is too long: it has {length} characters, and at most {_MAX_PATH} can be")
         workspace: Workspace = context.state
-        path = posixpath.normpath(posixpath.join(wire.WORK_DIRECTORY, arguments.path))
+        path = posixpath.normpath(posixpath.join(workspace.session.work_directory, arguments.path))
         try:
             return ToolResult(await self._done(arguments, path, workspace.session, workspace.part(Edits)))
         except (CallError, EditError) as error:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from containers import stand_in
+from containers import REAL_IMAGE, real, stand_in
 from toy_tools import until
 
 from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
-from verl_tool.protocol import FILES_FIELD, FaultKind, StepRequest
+from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD, FaultKind, StepRequest
 from verl_tool.sandbox import SessionLimits
-from verl_tool.sandbox.backends import Container, ContainerSettings
+from verl_tool.sandbox.backends import Container, ContainerPool, ContainerSettings
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import load_tools
 from verl_tool.servers.tools.workspace.workspace import Workspace
@@ -25,7 +26,14 @@ from verl_tool.verification import Verification
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 TOOLS = "ipython_code,bash_terminal,str_replace_editor"
-OPTIONS = {"backend": "docker", "image": "any", "max_sessions": 2, "timeout_seconds": 20, "workers": 1}
+OPTIONS = {
+    "backend": "docker",
+    "image": "any",
+    "allowed_images": ["team/*"],
+    "max_sessions": 2,
+    "timeout_seconds": 20,
+    "workers": 1,
+}
 
 
 @pytest.fixture
@@ -94,15 +102,134 @@ async def test_a_shell_in_a_container_is_interrupted_and_takes_keys(served: Tool
     assert "kept" not in await step(served, "a", "<bash>echo $z</bash>")
 
 
-async def test_files_of_a_row_are_there_and_a_verifier_is_refused(served: ToolSet) -> None:
+TEST = """
+set -e
+test "$(cat answer.txt)" = 42
+test ! -e link
+test "$(echo 3 | in_workspace --seconds 10 python3 square.py)" = 9
+test ! -e made_by_square
+echo '{"reward": 0.5, "checked": 4}' > /logs/verifier/reward.json
+"""
+VERIFICATION = Verification(files=pack_files({"test.sh": PackedFile(TEST.encode())}), timeout_seconds=60)
+SQUARE = "open('made_by_square', 'w')\nprint(int(input()) ** 2)\n"
+
+
+@pytest.fixture(params=["stand-in", "podman", "podman, writable"])
+async def workspace(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Workspace]:
+    if request.param == "stand-in":
+        settings = ContainerSettings(stand_in(tmp_path, monkeypatch), "any")
+    elif request.param == "podman":
+        settings = ContainerSettings(real("podman"), REAL_IMAGE)
+    else:
+        settings = ContainerSettings(real("podman"), REAL_IMAGE, writable=True, workdir="/srv")
+    async with Container(settings, SessionLimits(wall_seconds=30)) as container:
+        yield Workspace(container)
+
+
+async def test_a_verifier_judges_a_copy_in_a_container_of_its_own(workspace: Workspace) -> None:
+    container = workspace.session
+    await container.write_file("square.py", SQUARE.encode())
+    await container.write_file("answer.txt", b"41")
+    await container.exec("ln -s /tests/test.sh link; mkfifo pipe; mkdir -m 0 locked; umask 777; echo x > unreadable")
+    wrong = await workspace.verify(VERIFICATION)
+    assert (wrong.reward, wrong.fault) == (0.0, None)
+    assert "exit code is 1" in wrong.told
+    await container.write_file("answer.txt", b"42")
+    right = await workspace.verify(VERIFICATION)
+    assert (right.reward, right.numbers, right.fault) == (0.5, {"checked": 4.0}, None), right.told
+    await container.exec("rm square.py made_by_square; ls /tests /logs")
+    gone = await workspace.verify(VERIFICATION)
+    assert gone.reward == 0.0
+
+
+async def test_what_a_policy_leaves_does_not_reach_its_verifier(workspace: Workspace) -> None:
+    container = workspace.session
+    await container.write_file("answer.txt", b"41")
+    for attack in (
+        "mkdir -p /logs/verifier /tests; echo 1 > /logs/verifier/reward.txt; echo 'exit 0' > /tests/test.sh",
+        "(while :; do echo 1 > /logs/verifier/reward.txt; sleep 0.05; done) > /dev/null 2>&1 &",
+        "printf 'echo 1 > /logs/verifier/reward.txt; exit 0' > .bashrc; cp .bashrc .profile; cp .bashrc .bash_profile",
+        "echo 'raise SystemExit(0)' > sitecustomize.py; cp sitecustomize.py usercustomize.py",
+        "mkdir -p /tmp/verifier; mkfifo /tmp/verifier/requests",
+    ):
+        await container.exec(attack)
+    verdict = await workspace.verify(VERIFICATION)
+    assert (verdict.reward, verdict.fault) == (0.0, None), verdict.told
+
+
+async def test_a_workspace_of_files_is_forked_and_one_with_python_state_is_not(workspace: Workspace) -> None:
+    await workspace.session.write_file("a.txt", b"one")
+    await workspace.session.exec(
+        "mkdir -p d/e; ln a.txt d/hard; ln -s ../a.txt d/soft; chmod 640 a.txt; echo t > /tmp/t"
+    )
+    branch = await workspace.fork()
+    try:
+        shown = await branch.session.exec("cat d/hard d/soft /tmp/t; stat -c '%a %h' a.txt; echo two > a.txt")
+        assert shown.stdout == "oneonet\n640 2\n"
+        assert await workspace.session.read_file("a.txt") == b"one"
+    finally:
+        await branch.close()
+    await workspace.session.run("x = 1")
+    with pytest.raises(ToolFault, match="Python state") as caught:
+        await workspace.fork()
+    assert caught.value.kind is FaultKind.NOT_FORKABLE
+
+
+async def test_files_of_a_row_are_there_and_its_image_is_used(served: ToolSet, tmp_path: Path) -> None:
     files = pack_files({"in/run.sh": PackedFile(b"#!/bin/sh\necho ran\n", executable=True)})
-    request = StepRequest("a", "<bash>in/run.sh</bash>", extra={FILES_FIELD: files})
-    [result] = await served.step([request], timeout_seconds=60)
+    extra = {FILES_FIELD: files, WORKSPACE_IMAGE_FIELD: "any"}
+    [result] = await served.step([StepRequest("a", "<bash>in/run.sh</bash>", extra=extra)], timeout_seconds=60)
     assert "ran" in result.observation
-    workspace = Workspace(Container(ContainerSettings("docker", "any"), SessionLimits()))
-    with pytest.raises(ToolFault, match="a verifier runs in a session of the sandbox only") as caught:
-        await workspace.verify(Verification(files=pack_files({"test.sh": PackedFile(b"true")})))
-    assert caught.value.kind is FaultKind.MISCONFIGURED
+    for image, kind, words in (
+        ("other", FaultKind.BAD_REQUEST, r"allowed_images=\['team/\*'\] does not allow"),
+        (7, FaultKind.BAD_REQUEST, "does not allow"),
+        ("team/missing", FaultKind.SANDBOX, "no image team/missing and cannot pull it"),
+    ):
+        request = StepRequest(f"b{image}", "<bash>pwd</bash>", extra={WORKSPACE_IMAGE_FIELD: image})
+        [result] = await served.step([request], timeout_seconds=60)
+        assert result.fault is not None
+        assert result.fault.kind is kind
+        assert re.search(words, result.fault.message), result.fault.message
+    request = StepRequest("c", "<bash>pwd</bash>", extra={WORKSPACE_IMAGE_FIELD: "team/one"})
+    [result] = await served.step([request], timeout_seconds=60)
+    assert "/box/work" in result.observation
+
+
+async def test_an_image_needs_containers(tmp_path: Path) -> None:
+    served = ToolSet(load_tools("bash_terminal", shared={"workers": 1}))
+    await served.start()
+    try:
+        request = StepRequest("a", "<bash>pwd</bash>", extra={WORKSPACE_IMAGE_FIELD: "any"})
+        [result] = await served.step([request], timeout_seconds=60)
+        assert result.fault is not None
+        assert result.fault.kind is FaultKind.MISCONFIGURED
+    finally:
+        await served.close()
+
+
+async def test_warm_containers_are_given_out_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ContainerPool(ContainerSettings(stand_in(tmp_path, monkeypatch), "any"), SessionLimits(), warm=2)
+    pool.fill()
+    await until(lambda: len(os.listdir(tmp_path / "containers")) == 2)
+    taken = [await pool.take() for _ in range(3)]
+    assert len({container.name for container in taken}) == 3
+    await until(lambda: len(os.listdir(tmp_path / "containers")) == 5)
+    other = await pool.take("another")
+    assert (await other.exec("echo well")).stdout == "well\n"
+    for container in (*taken, other):
+        await container.stop()
+    [dead, _] = [task.result() for task in pool._waiting if task.done()] if len(pool._waiting) == 2 else [None, None]
+    if dead is not None:
+        os.system(f"docker rm --force {dead.name}")  # noqa: ASYNC221
+        await until(lambda: not dead.alive)
+    fresh = [await pool.take() for _ in range(2)]
+    assert all(container.alive for container in fresh)
+    for container in fresh:
+        await container.stop()
+    await pool.close()
+    await until(lambda: os.listdir(tmp_path / "containers") == [])
 
 
 async def test_a_container_that_ends_is_a_lost_state(served: ToolSet, tmp_path: Path) -> None:
@@ -119,11 +246,13 @@ async def test_options_without_effect_and_images_that_are_not_there_are_refused(
     for options, words in (
         ({"image": "debian:12"}, "image has no effect with backend='sandbox'"),
         ({"backend": "docker"}, "backend='docker' needs image"),
+        ({"writable": True}, "writable has no effect with backend='sandbox'"),
+        ({"backend": "docker", "allowed_images": ["a/*"], "warm_containers": 1}, "image, which is empty"),
         ({"backend": "podman", "image": "x", "allowed_modules": ["math"]}, "allowed_modules has no effect"),
         ({"backend": "lxc"}, "backend is 'lxc'"),
     ):
         with pytest.raises(ConfigError, match=words):
             load_tools("ipython_code", shared=options)
     stand_in(tmp_path, monkeypatch)
-    with pytest.raises(SandboxError, match="Unable to find image 'missing"):
+    with pytest.raises(SandboxError, match="no image missing and cannot pull it"):
         await ToolSet(load_tools(TOOLS, shared={**OPTIONS, "image": "missing"})).start()

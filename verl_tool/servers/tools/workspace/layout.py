@@ -22,9 +22,8 @@ async def started(pool: SandboxPool, limits: SessionLimits | None, files: Mappin
     return session
 
 
-async def started_container(container: Container, files: Mapping[str, PackedFile]) -> Container:
-    """The same of a container. Raises ConfigError if a file cannot be laid out, and what `Container.start` does."""
-    await container.start()
+async def filled(container: Container, files: Mapping[str, PackedFile]) -> Container:
+    """A started container with `files` in its working directory. Raises ConfigError if a file cannot be laid out."""
     try:
         await lay_out(container, files, ".")
     except OSError as error:

@@ -89,9 +89,6 @@ class Shell:
             self.terminal.close_theirs()
         if isinstance(self._process, ContainerProgram):
             self.terminal.relayed = self._process
-            started = time.monotonic()
-            while not self.terminal.written and time.monotonic() < started + _START_SECONDS:
-                await self._news_by(started + _START_SECONDS)
         await self.terminal.type(f"exec {_MARKERS_FD}>&2\n".encode(), time.monotonic() + _START_SECONDS)
         enter = b"\\builtin cd -- %b 2>/dev/null || \\builtin cd 2>/dev/null; :" % _quoted(folder)
         if not await self.run(enter, _START_SECONDS):

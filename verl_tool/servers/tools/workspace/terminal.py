@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from verl_tool.errors import SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.sandbox.backends import WorkspaceSandbox
-from verl_tool.sandbox.inside import wire
 from verl_tool.servers.tools.base import CallError
 from verl_tool.servers.tools.workspace.pseudo_terminal import TerminalClosedError
 from verl_tool.servers.tools.workspace.screen import HeadAndTail
@@ -51,7 +50,7 @@ class Terminal:
     def __init__(self, session: WorkspaceSandbox) -> None:
         self._session = session
         self._shell: Shell | None = None
-        self._folder = wire.WORK_DIRECTORY.encode()
+        self._folder = session.work_directory.encode()
         self._shown = HeadAndTail(_BETWEEN_CALLS_BYTES)
 
     def copy_for(self, session: WorkspaceSandbox) -> Terminal:

@@ -1,8 +1,8 @@
 """Runs a verifier on a workspace whose trajectory has ended, and reads the reward that it writes.
 
-The verifier runs in a session of its own (`Session.companion`), with a copy of the workspace's files: programs of the
-workspace have another user, other processes and other folders, and none of them runs meanwhile but those that the
-verifier asks for. So they can neither read what the verifier compares with nor write where its reward is read.
+The verifier runs in a sandbox of its own (`WorkspaceSandbox.companion`), with a copy of the workspace's files: programs
+of the workspace have other processes and other folders, and none of them runs meanwhile but those that the verifier
+asks for. So they can neither read what the verifier compares with nor write where its reward is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from verl_tool import sandbox
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import SandboxError
 from verl_tool.sandbox import RunResult, Session, SessionLimits
-from verl_tool.sandbox.backends import Sandbox
+from verl_tool.sandbox.backends import Container, Sandbox, WorkspaceSandbox
 from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.session.command_relay import CALLS, CommandRelay
 from verl_tool.servers.tools.workspace.layout import lay_out
@@ -28,13 +28,15 @@ TESTS, LOGS, _OWN = "/tests", "/logs/verifier", wire.VERIFIER_DIRECTORY
 _HELPER = Path(sandbox.__file__).parent / "inside" / "verifier" / "in_workspace.py"
 _COMMAND = f'#!/bin/sh\nexec python3 -I {_OWN}/lib/in_workspace.py "$@"\n'
 """The helper for shells."""
-_PREPARE = (
-    f"mkdir -p /box/tests /box{LOGS} {_OWN}/home/tmp {_OWN}/lib {_OWN}/bin {CALLS} || exit 1; "
-    f"mkfifo -m 600 {CALLS}/requests || exit 1; "
-    "[ /tests -ef /box/tests ] && [ /logs -ef /box/logs ] || exit 9"
+_PREPARE = f"mkdir -p {LOGS} {_OWN}/home/tmp {_OWN}/lib {_OWN}/bin {CALLS} && mkfifo -m 600 {CALLS}/requests || exit 1"
+_PREPARE_SESSION = (
+    f"mkdir -p /box/tests /box/logs; {_PREPARE}; [ /tests -ef /box/tests ] && [ /logs -ef /box/logs ] || exit 9"
 )
+"""In a session, the verifier's folders are links."""
 _NO_LINKS = 9
-"""Exit code of `_PREPARE`."""
+"""Exit code of `_PREPARE_SESSION`."""
+_FOLDERS = (TESTS, "/logs", _OWN)
+"""The verifier's."""
 _CLEAN = """
 import os, stat
 def within(path, folders):
@@ -85,8 +87,8 @@ _MAX_MESSAGE_CHARACTERS = 2000
 """Of the end of what a verifier printed."""
 
 
-async def verify(session: Session, verification: Verification) -> Verdict:
-    """End what runs in the session of a workspace, and run the verifier beside it. What the trajectory has done to its
+async def verify(session: WorkspaceSandbox, verification: Verification) -> Verdict:
+    """End what runs in a workspace, and run the verifier beside it. What the trajectory has done to its
     workspace (folders that were moved, say) gives the reward 0, as does a verifier that does not end, fails (its exit
     code is not 0) or writes no reward. Raises ToolFault if the session is lost, SandboxError if the sandbox failed."""
     began = time.monotonic()
@@ -95,15 +97,15 @@ async def verify(session: Session, verification: Verification) -> Verdict:
     return Verdict(reward, reason, numbers, seconds=time.monotonic() - began)
 
 
-async def _verify(session: Session, verification: Verification) -> tuple[float, str, dict[str, float]]:
+async def _verify(session: WorkspaceSandbox, verification: Verification) -> tuple[float, str, dict[str, float]]:
     if not session.whole():
         return 0.0, "the trajectory moved the folders of its workspace", {}
-    async with session.companion(_limits(session.limits, verification)) as own:
+    async with session.companion(_limits(session.limits, verification), _FOLDERS) as own:
         await _prepare(own, verification)
         complaint = await session.copy_files(own, MARGIN_SECONDS / 2) or await _remove_traps(own)
         if complaint:
             return 0.0, f"the workspace's files cannot be copied: {complaint[-_MAX_MESSAGE_CHARACTERS:]}", {}
-        relay = CommandRelay(own, session, verification.timeout_seconds)
+        relay = CommandRelay(own.calls(CALLS), session, verification.timeout_seconds)
         async with relay.serving():
             result = await own.exec(
                 ["bash", "--noprofile", "--norc", "-c", _START],
@@ -126,9 +128,10 @@ def _limits(limits: SessionLimits, verification: Verification) -> SessionLimits:
     )
 
 
-async def _prepare(own: Session, verification: Verification) -> None:
+async def _prepare(own: WorkspaceSandbox, verification: Verification) -> None:
     """Lay out what the verifier needs. Raises SandboxError: nothing of the trajectory's is there yet."""
-    result = await own.exec(_PREPARE, wall_seconds=MARGIN_SECONDS / 2, cwd="/")
+    script = _PREPARE_SESSION if isinstance(own, Session) else _PREPARE
+    result = await own.exec(script, wall_seconds=MARGIN_SECONDS / 2, cwd="/")
     if result.exit_code == _NO_LINKS:
         raise SandboxError(
             "the sandbox has no /tests and /logs: this host's Python is there; install it elsewhere", False
@@ -156,11 +159,15 @@ def _helper() -> bytes:
     return _HELPER.read_bytes()
 
 
-async def _remove_traps(own: Session) -> str:
+async def _remove_traps(own: WorkspaceSandbox) -> str:
     """Why not, if something among the workspace's files is in the way."""
-    result = await own.run(
-        clean_links(("/box/work", "/box/tmp"), ("/box", "/proc", "/dev", "/sys")), wall_seconds=MARGIN_SECONDS / 2
-    )
+    seconds = MARGIN_SECONDS / 2
+    if isinstance(own, Container):
+        folders = (own.work_directory, wire.WORK_DIRECTORY, "/tmp")
+        result = await own.run_apart(clean_links(folders, (*_FOLDERS, "/proc", "/dev", "/sys")), seconds)
+    else:
+        code = clean_links(("/box/work", "/box/tmp"), ("/box", "/proc", "/dev", "/sys"))
+        result = await own.run(code, wall_seconds=seconds)
     return "" if result.ok else result.stderr.strip() or f"their check was ended by {result.limit_hit}"
 
 

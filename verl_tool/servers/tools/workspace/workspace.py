@@ -7,18 +7,20 @@ What one tool writes into a file another reads. Each tool keeps what it needs be
 from __future__ import annotations
 
 import asyncio
+from fnmatch import fnmatchcase
 from typing import Literal, Protocol, TypeVar
 
 from pydantic import Field, model_validator
 
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
-from verl_tool.protocol import FILES_FIELD, FaultKind
+from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD, FaultKind
 from verl_tool.sandbox import WARM_MODULES, Level, Policy, Session, SessionLimits
-from verl_tool.sandbox.backends import Container, ContainerSettings, WorkspaceSandbox
+from verl_tool.sandbox.backends import Container, ContainerPool, ContainerSettings, WorkspaceSandbox
+from verl_tool.sandbox.backends.providers import find_provider
 from verl_tool.servers.tools._sandboxed import PolicyOptions, SandboxTool
 from verl_tool.servers.tools.base import Context, Tool, ToolOptions
-from verl_tool.servers.tools.workspace.layout import started, started_container
+from verl_tool.servers.tools.workspace.layout import filled, started
 from verl_tool.servers.tools.workspace.pools import PoolSettings, give_pool, take_pool
 from verl_tool.servers.tools.workspace.verifier import verify
 from verl_tool.verification import Verdict, Verification
@@ -32,6 +34,19 @@ class WorkspaceOptions(PolicyOptions):
     """Where workspaces are: sessions of this project's sandbox, or a container for each trajectory."""
     image: str = ""
     """Of the containers. It needs bash, and what the tools use: python3 for ``ipython_code``."""
+    allowed_images: tuple[str, ...] = ()
+    """Patterns (fnmatch) of images that rows may name as their ``workspace_image``, such as ``swebench/*``. With none,
+    a row may name `image` only."""
+    writable: bool = False
+    """Programs are the image's own user, may change its files, and start in its working directory."""
+    workdir: str = ""
+    """Where programs start and relative paths begin, in place of the image's working directory (if `writable`) or of
+    ``/box/work``."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts that programs in containers reach over a proxy, such as ``pypi.org`` or ``*.example.org:8443``. With none,
+    there is no network."""
+    warm_containers: int = Field(default=0, ge=0)
+    """Containers of `image` in each replica that are started before a trajectory needs them."""
     cpus: float = Field(default=1.0, gt=0)
     """CPU time a second of one container."""
     max_disk_mb: int = Field(default=64, ge=1)
@@ -53,15 +68,25 @@ class WorkspaceOptions(PolicyOptions):
         changed = [name for name in other if getattr(self, name) != WorkspaceOptions.model_fields[name].default]
         if changed:
             raise ValueError(f"{changed[0]} has no effect with backend={self.backend!r}; leave it out")
-        if self.backend != "sandbox" and not self.image:
-            raise ValueError(f"backend={self.backend!r} needs image, the name of one that is there or can be pulled")
+        if self.backend != "sandbox" and not (self.image or self.allowed_images):
+            raise ValueError(
+                f"backend={self.backend!r} needs image, the name of one that is there or can be pulled, or "
+                "allowed_images, patterns of those that rows may name"
+            )
+        if self.warm_containers and not self.image:
+            raise ValueError("warm_containers are of image, which is empty; set image")
         return self
 
 
-_OF_CONTAINERS = ("image", "cpus")
+_OF_CONTAINERS = ("image", "allowed_images", "writable", "workdir", "allowed_hosts", "warm_containers", "cpus")
 _OF_THE_SANDBOX = ("pre_import", "allowed_modules", "restricted_functions", "isolation", "warm_modules")
 """And ``workers``, which a server gives to all of its tools."""
 _OF_EACH_TOOL = {*ToolOptions.model_fields, "timeout_seconds", "max_output_length"}
+
+
+async def _check_bash(container: Container, image: str) -> None:
+    if not (await container.exec("true")).ok:
+        raise SandboxError(f"the image {image} has no bash, which tools need", retryable=False)
 
 
 class WorkspacePart(Protocol):
@@ -98,11 +123,8 @@ class Workspace:
     async def verify(self, verification: Verification) -> Verdict:
         """What the verifier says of it, when all that its tools run has been ended; see `verifier.verify`. Raises
         ToolFault: ``bad_request`` if a branch lives, whose programs have the same user and could reach the verifier;
-        ``misconfigured`` in a container; ``state_lost``."""
-        if not isinstance(self.session, Session):
-            words = "a verifier runs in a session of the sandbox only; serve the tools without backend"
-            raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
-        if self.session.shared:
+        ``state_lost``."""
+        if isinstance(self.session, Session) and self.session.shared:
             words = (
                 "a workspace cannot be verified while one that was forked from it, or with it, lives: programs of that "
                 "one could reach the verifier; finish the other trajectories first"
@@ -167,9 +189,17 @@ class WorkspaceTool(SandboxTool):
         # Each call brings its own wall time.
         shared = SessionLimits(**{**vars(self._limits), "wall_seconds": SessionLimits.wall_seconds})
         self._settings = PoolSettings(chosen.workers, chosen.warm_modules, chosen.max_sessions, policy, level, shared)
-        self._containers: ContainerSettings | None = None
+        self._containers: ContainerPool | None = None
         if chosen.backend != "sandbox":
-            self._containers = ContainerSettings(chosen.backend, chosen.image, chosen.cpus)
+            settings = ContainerSettings(
+                chosen.backend,
+                chosen.image or chosen.allowed_images[0],
+                chosen.cpus,
+                writable=chosen.writable,
+                workdir=chosen.workdir,
+                allowed_hosts=chosen.allowed_hosts,
+            )
+            self._containers = ContainerPool(settings, shared, chosen.warm_containers)
             # What a pool sees to for its sessions, the server sees to for containers.
             self.max_live, self.ttl_seconds = chosen.max_sessions, chosen.idle_seconds  # type: ignore[misc]
 
@@ -191,17 +221,25 @@ class WorkspaceTool(SandboxTool):
     def isolation_in_force(self) -> str:
         if self._containers is None:
             return super().isolation_in_force()
-        return f"a container of {self._containers.command} for each trajectory, image {self._containers.image}"
+        image = self.options.image or "of its row"
+        return f"a container of {self.options.backend} for each trajectory, image {image}"
 
     async def start(self) -> None:
         if self._containers is None:
             self.sandbox = await take_pool(self._settings)
             return
-        async with Container(self._containers, self._settings.limits) as container:
-            if not (await container.exec("true")).ok:
-                raise SandboxError(f"the image {self._containers.image} has no bash, which tools need", retryable=False)
+        await find_provider(self.options.backend).remove_orphans()
+        if self.options.image:
+            container = await self._containers.take()
+            try:
+                await _check_bash(container, self.options.image)
+            finally:
+                await container.stop()
+            self._containers.fill()
 
     async def close(self) -> None:
+        if self._containers is not None:
+            await self._containers.close()
         if self.sandbox is not None:
             self.sandbox = None
             await give_pool(self._settings)
@@ -217,13 +255,32 @@ class WorkspaceTool(SandboxTool):
             files = {} if packed is None else await asyncio.to_thread(unpack, packed)
         except ConfigError as error:
             raise ToolFault(FaultKind.BAD_REQUEST, f"{FILES_FIELD}: {error}", retryable=False) from None
+        image = self._image_of(context.extra.get(WORKSPACE_IMAGE_FIELD))
         try:
             if self._containers is None:
                 return Workspace(await started(self._pool(), self._settings.limits, files))
-            return Workspace(await started_container(Container(self._containers, self._settings.limits), files))
+            return Workspace(await filled(await self._containers.take(image), files))
         except ConfigError as error:
             message = f"{FILES_FIELD} cannot be laid out in a workspace: {error}"
             raise ToolFault(FaultKind.SANDBOX, message, retryable=False) from None
+
+    def _image_of(self, named: object) -> str:
+        """The image that a row names; empty for the tool's own. Raises ToolFault."""
+        options = self.options
+        if named is None:
+            if self._containers is not None and not options.image:
+                words = f"the row names no {WORKSPACE_IMAGE_FIELD}, and the tool has no image; set image"
+                raise ToolFault(FaultKind.BAD_REQUEST, words, retryable=False)
+            return ""
+        if self._containers is None:
+            words = f"the row names the image {named!r:.200}, and the tool runs in the sandbox; serve it with backend"
+            raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
+        allowed = (options.image, *options.allowed_images)
+        if not isinstance(named, str) or not any(fnmatchcase(named, pattern) for pattern in allowed):
+            patterns = list(options.allowed_images)
+            words = f"the row names the image {named!r:.200}, which allowed_images={patterns} does not allow"
+            raise ToolFault(FaultKind.BAD_REQUEST, words, retryable=False)
+        return named
 
     async def verify(self, state: Workspace, verification: Verification) -> Verdict:
         return await state.verify(verification)

@@ -1,0 +1,767 @@
+"""The resident process of a container: it runs programs and reads and writes files for the server.
+
+Both speak by frames over its stdin and stdout: the lengths of a header and of a payload, the header as JSON, and the
+payload. Python 3.8 or newer, with ctypes. The programs have a user of their own and none of its capabilities, so that
+they can neither end it nor see its memory. For each program there is a *keeper*: a fork of this process that starts the
+program, and when that has ended, or at its deadline, ends whatever the program has started and left.
+
+    request                                                     answer, with the same id
+    run      argv, env, cwd, seconds, bytes; payload: stdin     status, limit, written, order; payload: what was written
+    spawn    argv, env, cwd, terminal                           started; then `output` frames, and at its end `status`
+             either: python, code for this interpreter, in place of argv
+    input    to a program (empty: the end of its stdin)         none
+    taken    bytes of its output have been read                 none
+    kill     a program                                          none: its `status` comes
+    signal   to the foreground of a program's terminal, or 0    leader and group
+    read     path, bytes                                        payload: the content
+    write    path, mode, make; payload: the content             an empty one
+    end      all programs and connections                       an empty one
+    listen   port: connections of programs to it are passed on  an empty one; `connected` frames, and as of a program
+"""
+
+import base64
+import contextlib
+import ctypes
+import errno
+import fcntl
+import grp
+import itertools
+import json
+import os
+import pwd
+import selectors
+import signal
+import socket
+import stat
+import struct
+import termios
+import time
+import warnings  # noqa: F401  (`os.execvpe` imports it, as a user who may not be able to)
+
+HEAD = struct.Struct(">II")
+REPORT = struct.Struct(">ii")
+"""Of a keeper: the program's process id, or 0 and an errno; then, at its end, its wait status and an unused number."""
+WINDOW_BYTES = 1 << 18
+"""Of a spawned program's output that the server has not taken."""
+READ_BYTES = 1 << 16
+END_SECONDS = 2.0
+"""For the processes that a program left to end; then all processes of its user are ended."""
+OWN_USER = 65533
+"""In place of root where the programs are root, who may end processes of the same user."""
+ROWS, COLUMNS = 50, 200
+_PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 4, 8, 24, 36
+_OWN_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 8)
+"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP"""
+_CAPABILITIES_OF_ROOT = (0, 1, 3, 4)
+"""Of programs whose user is root: what they need to change files of the image."""
+_CAPABILITIES_VERSION = 0x20080522
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
+_NOT_FOUND, _CANNOT_RUN = 127, 126
+_BACKLOG = 64
+_READS_AFTER_END = 64
+"""Of what a program that has ended left in a pipe or on its terminal: as much as fits."""
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option, value):
+    if libc.prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl {option}")
+
+
+def set_capabilities(numbers):
+    mask = sum(1 << number for number in numbers)
+    head = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
+    words = (ctypes.c_uint32 * 6)(mask, mask, 0, 0, 0, 0)
+    if libc.capset(head, words) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def encode(header, payload, lines):
+    """A frame; lines: as a line of base64."""
+    head = json.dumps(header).encode()
+    frame = HEAD.pack(len(head), len(payload)) + head + payload
+    return base64.b64encode(frame) + b"\n" if lines else frame
+
+
+def decode(frame):
+    """Header and payload of a whole frame."""
+    head, body = HEAD.unpack_from(frame)
+    return json.loads(frame[HEAD.size : HEAD.size + head]), frame[HEAD.size + head : HEAD.size + head + body]
+
+
+class User:
+    """Who the programs are."""
+
+    def __init__(self, name):
+        """name: as of a Dockerfile's USER, names or numbers. Raises KeyError for one that the image does not have."""
+        user, _, group = name.partition(":")
+        entry = None
+        try:
+            entry = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
+        except KeyError:
+            if not user.isdigit():
+                raise
+        self.uid = int(user) if entry is None else entry.pw_uid
+        self.home = entry.pw_dir if entry is not None else "/"
+        if group:
+            self.gid = int(group) if group.isdigit() else grp.getgrnam(group).gr_gid
+        else:
+            self.gid = entry.pw_gid if entry is not None else 0
+        self.groups = [self.gid]
+        if entry is not None and not group:
+            self.groups = os.getgrouplist(entry.pw_name, self.gid)
+
+    def become(self):
+        """Be this user for good."""
+        if self.uid == 0:
+            for number in range(64):
+                if number not in _CAPABILITIES_OF_ROOT:
+                    with contextlib.suppress(OSError):
+                        prctl(_PR_CAPBSET_DROP, number)
+        os.setgroups(self.groups)
+        os.setresgid(self.gid, self.gid, self.gid)
+        os.setresuid(self.uid, self.uid, self.uid)
+        set_capabilities(() if self.uid else _CAPABILITIES_OF_ROOT)
+
+    @contextlib.contextmanager
+    def lent(self):
+        """Have this user's rights to files within the block."""
+        own = os.geteuid()
+        os.setegid(self.gid)
+        os.seteuid(self.uid)
+        try:
+            yield
+        finally:
+            os.seteuid(own)
+            if self.uid == 0:  # what a change from root takes away
+                set_capabilities(_OWN_CAPABILITIES)
+            os.setegid(own)
+
+
+def read_file(path, maximum):
+    """The content, one byte longer than `maximum` if the file is."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        kind = os.fstat(fd).st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISCHR(kind)):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        parts, size = [], 0
+        while size <= maximum:
+            part = os.read(fd, min(1 << 20, maximum + 1 - size))
+            if not part:
+                break
+            parts.append(part)
+            size += len(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def write_file(path, content, mode, make):
+    """make: the file, and the folders above it, if they are not there."""
+    if make:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if make else 0)
+    fd = os.open(path, flags, 0o666)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
+        if mode is not None:
+            os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
+
+
+class Keeper:
+    """What the fork that keeps a program does."""
+
+    def __init__(self, user, message, streams, report, terminal):
+        self._user, self._message, self._streams = user, message, streams
+        self._report, self._terminal = report, terminal
+
+    def keep(self):
+        """Start the program, wait, end what it left. Never returns."""
+        try:
+            prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            self._close_others()
+            program = os.fork()
+            if program == 0:
+                self._become_program()
+            for fd in set(self._streams):
+                os.close(fd)
+            os.write(self._report, REPORT.pack(program, 0))
+            self._wait(program)
+        except OSError as error:
+            os.write(self._report, REPORT.pack(0, error.errno or errno.EIO))
+        finally:
+            os._exit(0)
+
+    def _close_others(self):
+        """No keeper holds a pipe of another program, nor the server's."""
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        low = 3
+        for fd in sorted({*self._streams, self._report}):
+            os.closerange(low, fd)
+            low = fd + 1
+        os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+
+    def _become_program(self):
+        """Execute the program, or exit with a message on stderr and an exit code like a shell."""
+        os.setsid()
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+        if self._terminal:
+            fcntl.ioctl(self._streams[0], termios.TIOCSCTTY, 0)
+        for number, fd in enumerate([os.dup(fd) for fd in self._streams]):
+            os.dup2(fd, number)
+        at, code = self._message["cwd"], self._message["python"]
+        if code is not None:
+            import tarfile  # noqa: F401  (for the code, whose user may not be able to read it)
+        try:
+            self._user.become()
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(number, signal.SIG_DFL)
+            os.chdir(at)
+            if code is not None:
+                exec(code, {"__name__": "__main__"})
+                os._exit(0)
+            at = self._message["argv"][0]
+            words = [word.encode("utf-8", "surrogatepass") for word in self._message["argv"]]
+            os.execvpe(words[0], words, {**os.environ, **self._message["env"]})
+        except BaseException as error:  # noqa: BLE001  (such as an embedded NUL)
+            reason = error.strerror if isinstance(error, OSError) else error
+            os.write(2, f"{at}: {reason}\n".encode(errors="replace"))
+            os._exit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_RUN)
+
+    def _wait(self, program):
+        status = None
+        while status is None:
+            if signal.sigwait(_SIGNALS) == signal.SIGTERM:
+                status = self._ended(program, signal.SIGKILL)
+                break
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    pid, ended = os.waitpid(-1, os.WNOHANG)
+                    if not pid:
+                        break
+                    if pid == program:
+                        status = ended
+        status = self._ended(program, status)
+        os.write(self._report, REPORT.pack(status, 0))
+
+    def _ended(self, program, status):
+        """End all that descends from this process; the program's wait status."""
+        deadline, is_user = time.monotonic() + END_SECONDS, False
+        while True:
+            try:
+                while True:
+                    pid, ended = os.waitpid(-1, os.WNOHANG)
+                    if not pid:
+                        break
+                    if pid == program:
+                        status = ended
+            except ChildProcessError:
+                return status
+            for pid in descendants(os.getpid()):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                # They start others faster than they are found. No process of that user outlives one `kill` of all.
+                if not is_user:
+                    self._user.become()
+                    is_user = True
+                with contextlib.suppress(OSError):
+                    os.kill(-1, signal.SIGKILL)
+            time.sleep(0.001)
+
+
+def descendants(ancestor):
+    """Process ids, children first."""
+    children: dict = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    words = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            children.setdefault(int(words[1]), []).append(int(name))
+    found, waiting = [], [ancestor]
+    while waiting:
+        more = children.get(waiting.pop(), [])
+        found += more
+        waiting += more
+    return found
+
+
+def oom_kills():
+    """How many processes of this container the kernel has killed for their memory; -1 if that is not known."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        with contextlib.suppress(OSError), open(path) as file:
+            for line in file:
+                name, _, number = line.partition(" ")
+                if name == "oom_kill":
+                    return int(number)
+    return -1
+
+
+class Streams:
+    """Descriptors whose bytes go to the server, and one that takes bytes of it."""
+
+    def __init__(self, resident, number):
+        self.id = number
+        self._resident = resident
+        self._pending, self._ends, self._input_fd = bytearray(), False, -1
+        self._outputs = {}
+        """Stream number by descriptor."""
+        self._window = {1: WINDOW_BYTES, 2: WINDOW_BYTES}
+        self._status = None
+
+    def input(self, content):
+        """Of its stdin; empty: the end."""
+        self._pending += content
+        self._ends = self._ends or not content
+        self._feed()
+
+    def taken(self, stream, size):
+        self._window[stream] += size
+        self._watch()
+
+    def _watch(self):
+        """Wait for what can be done: reading what is shown to the server, writing what it has sent."""
+        for fd in {*self._outputs, self._input_fd} - {-1}:
+            stream = self._outputs.get(fd)
+            events = selectors.EVENT_WRITE if fd == self._input_fd and self._pending else 0
+            if stream is not None and self._has_room(stream):
+                events |= selectors.EVENT_READ
+            if events:
+                self._resident.watch(fd, events, self._proceed)
+            else:
+                self._resident.forget(fd)
+
+    def _proceed(self, fd):
+        if fd in self._outputs:
+            self._read(fd)
+        if fd == self._input_fd:
+            self._feed()
+        else:
+            self._watch()
+
+    def _feed(self):
+        while self._pending and self._input_fd >= 0:
+            try:
+                del self._pending[: os.write(self._input_fd, self._pending[:READ_BYTES])]
+            except BlockingIOError:
+                break
+            except OSError:  # it reads no more
+                self._pending.clear()
+                self._ends = True
+        if self._ends and not self._pending and self._input_fd >= 0:
+            self._end_input()
+        self._watch()
+
+    def _read(self, fd):
+        """Whether there may be more."""
+        stream = self._outputs[fd]
+        if not self._has_room(stream):
+            return False
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:  # of a terminal that no program has open
+            data = b""
+        if not data:
+            del self._outputs[fd]
+            if fd != self._input_fd:
+                self._resident.forget(fd)
+                os.close(fd)
+            return False
+        self._take(stream, data)
+        return True
+
+    def _has_room(self, stream):
+        """Whether more of its output may be read."""
+        return self._window[stream] > 0 or self._status is not None
+
+    def _take(self, stream, data):
+        self._window[stream] -= len(data)
+        self._resident.send({"id": self.id, "output": stream}, data)
+
+    def _end_input(self):
+        """All that was sent is written, and no more comes."""
+        self._resident.forget(self._input_fd)
+        os.close(self._input_fd)
+        self._input_fd = -1
+
+    def _close(self):
+        for fd in {*self._outputs, self._input_fd} - {-1}:
+            self._resident.forget(fd)
+            os.close(fd)
+        self._outputs, self._input_fd = {}, -1
+
+
+class PassedConnection(Streams):
+    """A connection that a program has made to the port of the container's own loopback device."""
+
+    def __init__(self, resident, number, connection):
+        super().__init__(resident, number)
+        self._socket, self._ended = connection, False
+        connection.setblocking(False)
+        self._input_fd = connection.fileno()
+        self._outputs = {self._input_fd: 1}
+        resident.send({"id": number, "connected": True})
+        self._watch()
+
+    def kill(self, limit=None):
+        self._finish()
+
+    def _read(self, fd):
+        if super()._read(fd):
+            return True
+        if not self._outputs:  # it sends no more, and may still receive
+            self._resident.send({"id": self.id, "output": 1})
+            if self._ended:
+                self._finish()
+        return False
+
+    def _end_input(self):
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        self._ends, self._ended = False, True
+        if not self._outputs:
+            self._finish()
+
+    def _finish(self):
+        if self._status is None:
+            self._status = 0
+            self._resident.forget(self._socket.fileno())
+            self._outputs, self._input_fd = {}, -1
+            self._socket.close()
+            self._resident.finished(self)
+            self._resident.send({"id": self.id, "status": 0})
+
+
+class StartedProgram(Streams):
+    """A program, its keeper and its streams, as this process sees them."""
+
+    def __init__(self, resident, message, stdin):
+        super().__init__(resident, message["id"])
+        self.limit = None
+        self.deadline = None
+        self.leader = 0
+        self._spawned = message["op"] == "spawn"
+        self._terminal = bool(message.get("terminal"))
+        self._message = message
+        self._pending += stdin
+        self._ends = not self._spawned
+        self._parts: dict = {1: [], 2: []}
+        self._written, self._stored = {1: 0, 2: 0}, {1: 0, 2: 0}
+        self._order = []
+        self._started = time.monotonic()
+        self._oom_kills = oom_kills()
+        self._start()
+
+    def _start(self):
+        if self._terminal:
+            ours, theirs = os.openpty()
+            modes = termios.tcgetattr(theirs)
+            modes[1] &= ~termios.OPOST
+            modes[3] &= ~(termios.ECHO | termios.ECHOE | termios.ECHOK | termios.ECHONL | termios.ECHOCTL)
+            termios.tcsetattr(theirs, termios.TCSANOW, modes)
+            fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+            with contextlib.suppress(OSError):
+                os.fchown(theirs, self._resident.user.uid, self._resident.user.gid)
+            streams, self._input_fd, outputs = [theirs] * 3, ours, {ours: 1}
+        else:
+            pairs = [os.pipe() for _ in range(3)]
+            streams = [pairs[0][0], pairs[1][1], pairs[2][1]]
+            self._input_fd, outputs = pairs[0][1], {pairs[1][0]: 1, pairs[2][0]: 2}
+        self._report, report = os.pipe()
+        try:
+            self.keeper = os.fork()
+        except OSError:
+            for fd in {*streams, self._input_fd, *outputs, self._report, report}:
+                os.close(fd)
+            raise
+        if self.keeper == 0:
+            Keeper(self._resident.user, self._message, streams, report, self._terminal).keep()
+        for fd in {*streams, report}:
+            os.close(fd)
+        self._outputs = outputs
+        for fd in {*outputs, self._input_fd}:
+            os.set_blocking(fd, False)
+        self._resident.watch(self._report, selectors.EVENT_READ, self._reported)
+        if not self._spawned:
+            self.deadline = self._started + self._message["seconds"]
+        self._feed()
+
+    def kill(self, limit=None):
+        """End it and all that it started. Its status comes."""
+        if self._status is None and self.limit is None:
+            self.limit = limit
+            self.deadline = None
+            with contextlib.suppress(OSError):
+                os.kill(self.keeper, signal.SIGTERM)
+
+    def signal(self, number):
+        """The leader of its terminal's session, and the group in the foreground, after a signal to that; 0 and 0 if
+        it cannot be sent. SIGKILL is not sent to the leader's own group."""
+        try:
+            group = os.tcgetpgrp(self._input_fd)
+            if number:
+                if group <= 0 or (number == signal.SIGKILL and group == self.leader):
+                    return [0, 0]
+                os.killpg(group, number)
+        except OSError:
+            return [0, 0]
+        return [self.leader, group]
+
+    def _has_room(self, stream):
+        return not self._spawned or super()._has_room(stream)
+
+    def _take(self, stream, data):
+        if self._spawned:
+            super()._take(stream, data)
+            return
+        self._written[stream] += len(data)
+        part = data[: self._message["bytes"] - self._stored[stream]]
+        if part:
+            self._stored[stream] += len(part)
+            self._parts[stream].append(part)
+            if self._order and self._order[-1][0] == stream:
+                self._order[-1][1] += len(part)
+            else:
+                self._order.append([stream, len(part)])
+
+    def _end_input(self):
+        if not self._terminal:
+            super()._end_input()
+
+    def _reported(self, fd):
+        report = os.read(fd, REPORT.size)
+        if len(report) < REPORT.size:  # the keeper was killed, for this container's memory
+            self._status = signal.SIGKILL
+            self._resident.end_user()
+        elif self.leader:
+            self._status = REPORT.unpack(report)[0]
+        else:
+            self.leader, failure = REPORT.unpack(report)
+            if self.leader:
+                if self._spawned:
+                    self._resident.send({"id": self.id, "started": True})
+                return
+            self._status = 0
+        self._resident.forget(fd)
+        os.close(fd)
+        for output in list(self._outputs):
+            for _ in range(_READS_AFTER_END):
+                if not self._read(output):
+                    break
+        self._close()
+        self._resident.finished(self)
+        if not self.leader and report:
+            self._resident.send({"id": self.id, "error": failure})
+            return
+        limit = self.limit
+        if limit is None and self._status == signal.SIGKILL and -1 < self._oom_kills < oom_kills():
+            limit = "memory_bytes"
+        answer = {"id": self.id, "status": self._status, "limit": limit}
+        if self._spawned:
+            self._resident.send(answer)
+            return
+        answer.update(
+            seconds=time.monotonic() - self._started,
+            written=[self._written[1], self._written[2]],
+            stored=[self._stored[1], self._stored[2]],
+            order=self._order,
+        )
+        self._resident.send(answer, b"".join(self._parts[1] + self._parts[2]))
+
+
+class Resident:
+    def __init__(self, user, seconds, lines):
+        """seconds: that it lives at most. lines: frames are lines of base64."""
+        self.user = user
+        self._lines = lines
+        self._ends = time.monotonic() + seconds
+        self._selector = selectors.DefaultSelector()
+        self._programs = {}
+        self._buffer = bytearray()
+        self._keepers = set()
+        """Forks whose end has not been seen."""
+        self._ending = []
+        """Ids of requests to end all programs."""
+        self._connections = itertools.count(-1, -1)
+
+    def serve(self):
+        """Answer requests until stdin ends, or its time is up."""
+        self.watch(0, selectors.EVENT_READ, self._received)
+        while time.monotonic() < self._ends:
+            timed = [each for each in self._programs.values() if getattr(each, "deadline", None) is not None]
+            deadlines = [program.deadline for program in timed]
+            wait = min([self._ends, *deadlines]) - time.monotonic()
+            ready = [key for key, _ in self._selector.select(max(0.0, wait))]
+            for key in sorted(ready, key=lambda key: key.fd == 0):  # requests last: they open descriptors
+                if key.fd in self._selector.get_map():  # none that another event has closed
+                    key.data(key.fd)
+            now = time.monotonic()
+            for program in timed:
+                if program.deadline is not None and program.deadline <= now:
+                    program.kill("wall_seconds")
+            for keeper in list(self._keepers):
+                if os.waitpid(keeper, os.WNOHANG)[0]:
+                    self._keepers.remove(keeper)
+
+    def end_user(self):
+        """End all processes of the programs' user."""
+        with contextlib.suppress(OSError):
+            child = os.fork()
+            if child == 0:
+                try:
+                    self.user.become()
+                    os.kill(-1, signal.SIGKILL)
+                finally:
+                    os._exit(0)
+            self._keepers.add(child)
+
+    def watch(self, fd, events, call):
+        try:
+            self._selector.modify(fd, events, call)
+        except KeyError:
+            self._selector.register(fd, events, call)
+
+    def forget(self, fd):
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(fd)
+
+    def send(self, header, payload=b""):
+        left = memoryview(encode(header, payload, self._lines))
+        while left:
+            try:
+                left = left[os.write(1, left) :]
+            except BlockingIOError:
+                time.sleep(0.001)
+            except OSError:  # the server is gone
+                os._exit(0)
+
+    def finished(self, program):
+        self._programs.pop(program.id, None)
+        if isinstance(program, StartedProgram):
+            self._keepers.add(program.keeper)
+        if self._ending and not self._programs:
+            self.end_user()
+            for number in self._ending:
+                self.send({"id": number})
+            self._ending = []
+
+    def _received(self, _fd):
+        data = os.read(0, 1 << 20)
+        if not data:
+            os._exit(0)
+        self._buffer += data
+        for frame in self._frames():
+            self._handle(*decode(frame))
+
+    def _frames(self):
+        """Take the whole frames out of the buffer."""
+        while True:
+            if self._lines:
+                end = self._buffer.find(b"\n") + 1
+                if not end:
+                    return
+                frame = base64.b64decode(bytes(self._buffer[:end]))
+            else:
+                if len(self._buffer) < HEAD.size:
+                    return
+                end = HEAD.size + sum(HEAD.unpack_from(self._buffer))
+                if len(self._buffer) < end:
+                    return
+                frame = bytes(self._buffer[:end])
+            del self._buffer[:end]
+            yield frame
+
+    def _handle(self, message, payload):
+        number, operation = message["id"], message["op"]
+        try:
+            if operation in ("run", "spawn"):
+                self._programs[number] = StartedProgram(self, message, payload)
+            elif operation == "read":
+                with self.user.lent():
+                    content = read_file(message["path"], message["bytes"])
+                self.send({"id": number}, content)
+            elif operation == "write":
+                with self.user.lent():
+                    write_file(message["path"], payload, message["mode"], message["make"])
+                self.send({"id": number})
+            elif operation == "listen":
+                self._listen(message["port"])
+                self.send({"id": number})
+            elif operation == "end":
+                self._end(number)
+            else:
+                self._handle_program(message, payload, self._programs.get(message["of"]))
+        except OSError as error:
+            self.send({"id": number, "error": error.errno or errno.EIO})
+        except ValueError:  # such as an embedded NUL
+            self.send({"id": number, "error": errno.EINVAL})
+
+    def _handle_program(self, message, payload, program):
+        operation = message["op"]
+        if operation == "signal":
+            self.send({"id": message["id"], "groups": program.signal(message["signal"]) if program else [0, 0]})
+        elif program is None:
+            return
+        elif operation == "input":
+            program.input(payload)
+        elif operation == "taken":
+            program.taken(message["stream"], message["bytes"])
+        elif operation == "kill":
+            program.kill("cancelled")
+
+    def _listen(self, port):
+        """Pass on connections to a port of the loopback device to the server."""
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+
+        def accept(_fd):
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                number = next(self._connections)
+                self._programs[number] = PassedConnection(self, number, listener.accept()[0])
+
+        self.watch(listener.fileno(), selectors.EVENT_READ, accept)
+
+    def _end(self, number):
+        if not self._programs:
+            self.end_user()
+            self.send({"id": number})
+            return
+        self._ending.append(number)
+        for program in list(self._programs.values()):
+            program.kill("cancelled")
+
+
+def main(user, home, env, seconds, lines):
+    """user: of the programs, as of a Dockerfile's USER. home: theirs; None: as the image has it. env: further variables
+    of theirs. seconds: that this process lives at most. lines: frames are lines of base64."""
+    user = User(user)
+    os.environ.update(env, HOME=user.home if home is None else home)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    prctl(_PR_SET_DUMPABLE, 0)
+    os.setgroups([])
+    if user.uid == 0:
+        prctl(_PR_SET_KEEPCAPS, 1)
+        os.setresgid(OWN_USER, OWN_USER, OWN_USER)
+        os.setresuid(OWN_USER, OWN_USER, OWN_USER)
+        set_capabilities(_OWN_CAPABILITIES)
+    resident = Resident(user, seconds, lines)
+    resident.send({"ready": True, "user": [user.uid, user.gid]})
+    resident.serve()

@@ -1,0 +1,69 @@
+"""Containers and images of processes that are gone: removed when the next server starts.
+
+A container ends by itself when the process that started it does. What remains is left by engines that were killed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from functools import cache
+from pathlib import Path
+
+from verl_tool.sandbox.backends.engine import ContainerEngine
+
+OWNER_LABEL = "verl-tool-owner"
+COMMIT_REPOSITORY = "localhost/verl-tool-commit"
+_SECONDS = 60.0
+_STARTED_AT_WORD = 19
+"""Of ``/proc/PID/stat``, behind the name: when the process was started."""
+
+
+def owner() -> str:
+    """This process, as no other on this machine is called."""
+    return f"{_host()}.{os.getpid()}.{_started(os.getpid())}"
+
+
+async def remove_orphans(engine: ContainerEngine) -> int:
+    """Remove what processes of this machine have left that do not run any more. Returns how many containers and images.
+
+    Raises SandboxError if the command line cannot be run. What cannot be removed stays.
+    """
+    found = 0
+    format = f'{{{{.Names}}}} {{{{.Label "{OWNER_LABEL}"}}}}'
+    lists = (
+        (["ps", "--all", "--filter", f"label={OWNER_LABEL}", "--format", format], "rm"),
+        (["images", "--format", "{{.Repository}}:{{.Tag}} {{.Tag}}", COMMIT_REPOSITORY], "rmi"),
+    )
+    for ask, remove in lists:
+        listed = await engine.run(ask, seconds=_SECONDS)
+        for line in listed.stdout.decode(errors="replace").splitlines():
+            name, _, words = line.partition(" ")
+            if _has_ended(words):
+                found += 1
+                await engine.run([remove, "--force", name], seconds=_SECONDS)
+    return found
+
+
+def _has_ended(name: str) -> bool:
+    """Whether an `owner` of this machine does not run any more. Behind it there may be more words."""
+    parts = name.split(".")
+    if len(parts) < 3 or parts[0] != _host():
+        return False
+    try:
+        return _started(int(parts[1])) != int(parts[2])
+    except (OSError, ValueError):
+        return True
+
+
+def _started(pid: int) -> int:
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return int(text.rpartition(")")[2].split()[_STARTED_AT_WORD])
+
+
+@cache
+def _host() -> str:
+    """This machine since its start, in letters that a tag may have."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
+    return f"{re.sub(r'[^a-zA-Z0-9]', '-', socket.gethostname())[:40]}-{boot}"
