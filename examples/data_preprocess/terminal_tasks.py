@@ -95,8 +95,9 @@ async def build_images(tasks: Sequence[Task], builder: ImageBuilder, every: bool
                 status.update(f"image of {escape(task.name)}: {escape(line[:100])}")
 
             image = await prepare_image(task, builder, display)
-            status.console.print(f"image of {task.name}: {image}", markup=False, soft_wrap=True)
-            return image
+            for line in (f"image of {task.name}: {image.name}", *([image.warning] if image.warning else [])):
+                status.console.print(line, markup=False, soft_wrap=True)
+            return image.name
 
         return await asyncio.gather(*map(build, tasks))
 

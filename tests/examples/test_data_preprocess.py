@@ -21,6 +21,7 @@ from verl_tool.content.packed_files import unpack
 from verl_tool.protocol import FILES_FIELD
 from verl_tool.sandbox.backends.image_builder import ImageBuilder
 from verl_tool.tasks.task import Task
+from verl_tool.tasks.task_images import TaskImage
 from verl_tool.verification import verification_of
 
 pytest.importorskip("datasets")
@@ -192,8 +193,8 @@ def test_a_task_brings_its_image_to_agent_programs(tmp_path: Path) -> None:
 
 
 def test_a_task_that_needs_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def prepare_image(task: Task, builder: ImageBuilder, _: object) -> str:
-        return f"built:{task.name}-{builder.network}"
+    async def prepare_image(task: Task, builder: ImageBuilder, _: object) -> TaskImage:
+        return TaskImage(f"built:{task.name}-{builder.network}", "ada")
 
     (tmp_path / "docker").touch(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -9,9 +9,11 @@ import pytest
 
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox.backends.image_builder import ImageBuilder
+from verl_tool.sandbox.backends.settings import ImageSettings
 from verl_tool.tasks.task import Task
 from verl_tool.tasks.task_config import EnvironmentTable
 from verl_tool.tasks.task_images import (
+    TaskImage,
     is_published,
     open_builder,
     parse_base_images,
@@ -52,21 +54,17 @@ class RecordingBuilder(ImageBuilder):
         self.calls.append(("build", sorted(os.listdir(context)), dockerfile, options["seconds"]))
         return "built:1"
 
-    async def pull(self, image: str, *, seconds: float) -> None:
-        self.calls.append(("pull", image, seconds))
-
-    async def workdir(self, image: str) -> str:
-        return self._workdir
+    async def describe(self, image: str) -> ImageSettings:
+        return ImageSettings("ada", self._workdir)
 
 
-async def test_images_are_pulled_or_built(tmp_path: Path) -> None:
+async def test_images_are_built_if_need_be(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM debian\n")
     builder = RecordingBuilder("/app")
-    assert await prepare_image(make_task(docker_image="a:1", build_timeout_sec=7.0), builder) == "a:1"
-    assert await prepare_image(make_task(tmp_path), builder) == "built:1"
+    assert await prepare_image(make_task(docker_image="a:1"), builder) == TaskImage("a:1", "ada")
+    assert await prepare_image(make_task(tmp_path), builder) == TaskImage("built:1", "ada")
     await prepare_image(make_task(tmp_path, docker_image="a:1", env={"A": "b"}), builder)
     assert builder.calls == [
-        ("pull", "a:1", 7.0),
         ("build", ["Dockerfile"], "FROM debian\n\n", 600.0),
         ("build", [], 'FROM a:1\nENV A="b"\n', 600.0),
     ]
@@ -77,6 +75,12 @@ async def test_what_has_no_image() -> None:
         await prepare_image(make_task(), RecordingBuilder("/app"))
     with pytest.raises(ConfigError, match="task t: the working folder of its image is /, and"):
         await prepare_image(make_task(docker_image="a:1"), RecordingBuilder("/"))
+
+
+def test_a_user_who_can_replace_programs_is_warned_of() -> None:
+    assert not TaskImage("a:1", "ada").warning
+    for user in ("root", "0:0", "root:root"):
+        assert "programs are root in its image" in TaskImage("a:1", user).warning
 
 
 def test_options_of_a_builder_need_a_back_end() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ from verl_tool.sandbox.backends.image_builder import ImageBuilder
 from verl_tool.tasks.attacks import SHIPPED, TaskAttack, read_attacks
 from verl_tool.tasks.check import TaskFinding, check, check_attacks
 from verl_tool.tasks.task import Task, read_task, task_folders
-from verl_tool.tasks.task_images import open_builder, prepare_image
+from verl_tool.tasks.task_images import TaskImage, open_builder, prepare_image
 from verl_tool.tasks.task_source import open_source
 from verl_tool.tasks.task_workspace import TaskWorkspaces
 
@@ -111,15 +112,17 @@ class _Check:
                 findings = []
                 for number, name in enumerate(self._names, 1):
                     status.update(f"{number} of {len(self._names)}: {escape(name)}")
-                    findings.append(await self._check(name, workspaces))
+                    finding = await self._check(name, workspaces)
+                    warning = images[name].warning if name in images else ""
+                    findings.append(replace(finding, warning=warning))
         return findings
 
-    async def _prepare_images(self, update: Callable[[str], None]) -> dict[str, str]:
+    async def _prepare_images(self, update: Callable[[str], None]) -> dict[str, TaskImage]:
         """Build the images of the tasks that need one, several at once. What fails is the problem of its task."""
         builder = self._builder
         if builder is None:
             return {}
-        images: dict[str, str] = {}
+        images: dict[str, TaskImage] = {}
 
         async def prepare(name: str, task: Task) -> None:
             try:
@@ -157,6 +160,8 @@ def _print(console: Console, findings: Sequence[TaskFinding]) -> None:
     for finding in findings:
         if finding.problem:
             console.print(f"[red]{escape(finding.name)}[/red]: {escape(finding.problem)}", highlight=False)
+        if finding.warning:
+            console.print(f"[yellow]{escape(finding.name)}[/yellow]: {escape(finding.warning)}", highlight=False)
 
 
 if __name__ == "__main__":

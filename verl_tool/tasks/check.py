@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from verl_tool.errors import VerlToolError
+from verl_tool.errors import SandboxError, ToolFault, VerlToolError
 from verl_tool.servers.tools.workspace.verifier import verify
 from verl_tool.tasks.attacks import TaskAttack, attempt
 from verl_tool.tasks.task import SOLUTION, Task
@@ -37,6 +37,8 @@ class TaskFinding:
     """How many were tried."""
     ran: bool = True
     """False: the task is not supported, or its sandbox failed."""
+    warning: str = ""
+    """What else there is to know of the task."""
 
 
 async def check(task: Task, workspaces: TaskWorkspaces) -> TaskFinding:
@@ -63,16 +65,19 @@ async def check(task: Task, workspaces: TaskWorkspaces) -> TaskFinding:
 async def check_attacks(
     finding: TaskFinding, task: Task, workspaces: TaskWorkspaces, attacks: Sequence[TaskAttack]
 ) -> TaskFinding:
-    """The finding with the attacks that got a reward as its problem. Raises SandboxError or ToolFault."""
+    """The finding with the attacks that got a reward, or no verdict, as its problem. Raises ConfigError."""
     at_once = asyncio.Semaphore(_ATTACKS_AT_ONCE)
 
-    async def score(attack: TaskAttack) -> float | None:
+    async def describe(attack: TaskAttack) -> str:
         async with at_once:
-            return (await attempt(attack, task, workspaces)).score
+            try:
+                score = (await attempt(attack, task, workspaces)).score
+            except (SandboxError, ToolFault) as error:
+                return f"{attack.name}: no verdict: {error}"
+        return f"{attack.name} got {score}" if score != 0.0 else ""
 
-    scores = await asyncio.gather(*map(score, attacks))
-    rewarded = [f"{attack.name} got {score}" for attack, score in zip(attacks, scores, strict=True) if score != 0.0]
-    problem = "; ".join(([finding.problem] if finding.problem else []) + rewarded)
+    problems = [finding.problem, *await asyncio.gather(*map(describe, attacks))]
+    problem = "; ".join(problem for problem in problems if problem)
     return replace(finding, attacks=len(attacks), problem=problem)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from verl_tool.errors import ConfigError
@@ -12,8 +13,29 @@ from verl_tool.tasks.environment import DOCKERFILE
 from verl_tool.tasks.task import Task
 
 
-async def prepare_image(task: Task, builder: ImageBuilder, progress: Callable[[str], None] = ignore_progress) -> str:
-    """Build or pull the image of a task, and return its name.
+@dataclass(frozen=True)
+class TaskImage:
+    """An image that the engine has."""
+
+    name: str
+    user: str
+    """Who its programs run as."""
+
+    @property
+    def warning(self) -> str:
+        """What its user can do to the verifier; empty if that is nothing."""
+        if self.user.partition(":")[0] not in ("root", "0"):
+            return ""
+        return (
+            "programs are root in its image, and can replace those that the verifier runs, such as python3; give it "
+            "another USER"
+        )
+
+
+async def prepare_image(
+    task: Task, builder: ImageBuilder, progress: Callable[[str], None] = ignore_progress
+) -> TaskImage:
+    """Build or pull the image of a task.
 
     Variables, folder and user of ``task.toml`` become part of the image. As in Harbor, ``environment.docker_image`` is
     used in the place of the Dockerfile. Raises ConfigError that names the task, and SandboxError.
@@ -22,7 +44,6 @@ async def prepare_image(task: Task, builder: ImageBuilder, progress: Callable[[s
     try:
         text = render_dockerfile(task)
         if task.image and is_published(task):
-            await builder.pull(task.image, seconds=seconds)
             image = task.image
         elif task.image or task.context is None:
             with tempfile.TemporaryDirectory(prefix="verl-tool-build-") as empty:
@@ -31,13 +52,13 @@ async def prepare_image(task: Task, builder: ImageBuilder, progress: Callable[[s
             image = await builder.build(task.context, text, seconds=seconds, progress=progress)
     except ConfigError as error:
         raise ConfigError(f"task {task.name}: {error}") from None
-    workdir = await builder.workdir(image)
-    if not workdir.strip("/."):
+    settings = await builder.describe(image)
+    if not settings.workdir.strip("/."):
         raise ConfigError(
-            f"task {task.name}: the working folder of its image is {workdir}, and the workspace would be the whole "
-            "image; set WORKDIR in the Dockerfile, or environment.workdir"
+            f"task {task.name}: the working folder of its image is {settings.workdir}, and the workspace would be the "
+            "whole image; set WORKDIR in the Dockerfile, or environment.workdir"
         )
-    return image
+    return TaskImage(image, settings.user)
 
 
 def is_published(task: Task) -> bool:

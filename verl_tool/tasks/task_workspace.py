@@ -13,6 +13,7 @@ from verl_tool.sandbox.backends import Container, ContainerSettings, WorkspaceSa
 from verl_tool.sandbox.backends.image_builder import ImageBuilder
 from verl_tool.servers.tools.workspace.layout import filled, lay_out, started
 from verl_tool.tasks.task import SOLUTION, Task
+from verl_tool.tasks.task_images import TaskImage
 
 _SOLUTION_FOLDER = "/solution"
 _DEFAULT_MEMORY_MB = 2048
@@ -26,7 +27,7 @@ class TaskWorkspaces:
 
     pool: SandboxPool
     builder: ImageBuilder | None = None
-    images: Mapping[str, str] = field(default_factory=dict)
+    images: Mapping[str, TaskImage] = field(default_factory=dict)
     """Images of the tasks that run in containers, by the tasks' names."""
 
     @contextlib.asynccontextmanager
@@ -51,7 +52,7 @@ class TaskWorkspaces:
         environment = task.environment
         settings = ContainerSettings(
             self.builder.engine.command,
-            self.images[task.name],
+            self.images[task.name].name,
             cpus=min(environment.cpus or 1.0, os.cpu_count() or 1),
             writable=True,
             folders=(_SOLUTION_FOLDER,),

@@ -12,13 +12,16 @@ from containers import REAL_IMAGE, real
 
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.sandbox.backends.image_builder import REPOSITORY, ImageBuilder, hash_content
+from verl_tool.sandbox.backends.settings import ImageSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 PROGRAM = r"""#!/bin/bash
 image="$DOCKER_STAND_IN/${3//[\/:]/_}"
 case "$1" in
-    images) if [ -e "$image" ]; then echo 0123; fi ;;
+    images)
+        if [ -e "$DOCKER_STAND_IN/broken" ]; then echo "daemon is down" >&2; exit 1; fi
+        if [ -e "$image" ]; then echo 0123; fi ;;
     build)
         echo "begin $*" >> "$DOCKER_STAND_IN/log"
         cp "$5" "$DOCKER_STAND_IN/Dockerfile"
@@ -118,10 +121,11 @@ async def test_a_build_that_takes_too_long_is_ended(folder: Path) -> None:
 
 
 async def test_an_engine_that_does_not_answer(folder: Path) -> None:
-    with pytest.raises(SandboxError, match="docker image inspect failed: daemon is down"):
-        await ImageBuilder("docker").workdir("a:1")
-    with pytest.raises(ConfigError, match="the image a:1 cannot be pulled: no such host"):
-        await ImageBuilder("docker").pull("a:1", seconds=20)
+    with pytest.raises(SandboxError, match="docker has no image a:1 and cannot pull it: no such host"):
+        await ImageBuilder("docker").describe("a:1")
+    (folder / "broken").touch()
+    with pytest.raises(SandboxError, match="docker images failed: daemon is down"):
+        await ImageBuilder("docker").has("a:1")
     with pytest.raises(ConfigError, match="there is no program 'no-such-engine'"):
         ImageBuilder("no-such-engine")
 
@@ -145,11 +149,11 @@ def test_the_hash_is_of_everything_that_is_built_from(tmp_path: Path) -> None:
 async def test_podman(tmp_path: Path) -> None:
     builder = ImageBuilder(real("podman"), base_images={"python:*": REAL_IMAGE})
     (tmp_path / "in.txt").write_text(str(tmp_path))
-    (tmp_path / "Dockerfile").write_text("FROM python:3.12\nWORKDIR /srv/app\nCOPY in.txt .\nRUN test -e in.txt\n")
+    (tmp_path / "Dockerfile").write_text("FROM python:3.12\nWORKDIR /srv/app\nCOPY in.txt .\nUSER ada\n")
     image = await builder.build(tmp_path, seconds=60)
     try:
         assert await builder.has(image)
-        assert await builder.workdir(image) == "/srv/app"
+        assert await builder.describe(image) == ImageSettings("ada", "/srv/app")
         assert await builder.build(tmp_path, seconds=0.001) == image
         with pytest.raises(SandboxError, match="not built within 5 s"):
             await builder.build(tmp_path, f"FROM python:3.12\nRUN sleep 789 # {tmp_path}\n", seconds=5)

@@ -25,6 +25,8 @@ from types import MappingProxyType
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.sandbox.backends.dockerfile import replace_base_images
 from verl_tool.sandbox.backends.engine import ContainerEngine, end
+from verl_tool.sandbox.backends.providers import find_provider
+from verl_tool.sandbox.backends.settings import ImageSettings
 
 REPOSITORY = "localhost/verl-tool-task"
 _QUESTION_SECONDS = 60.0
@@ -64,7 +66,7 @@ class ImageBuilder:
 
         Raises ConfigError if there is no such program.
         """
-        self.engine = ContainerEngine(command)
+        self.engine, self._provider = ContainerEngine(command), find_provider(command)
         self.network, self._base_images = network, base_images
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._slots = asyncio.Semaphore(max_builds)
@@ -101,34 +103,16 @@ class ImageBuilder:
 
     async def has(self, image: str) -> bool:
         """Return whether the engine has an image of this name. Raises SandboxError if it does not answer."""
-        return bool(await self._ask("images", "--quiet", image))
-
-    async def workdir(self, image: str) -> str:
-        """Return the ``WORKDIR`` of an image that the engine has. Raises SandboxError."""
-        answer = await self._ask("image", "inspect", "--format", "{{json .Config.WorkingDir}}", image)
-        return json.loads(answer) or "/"
-
-    async def pull(self, image: str, *, seconds: float) -> None:
-        """Pull an image unless the engine has it. Raises ConfigError if that fails, SandboxError at the deadline."""
-        async with self._locks[image], self._slots:
-            if await self.has(image):
-                return
-            ran = await self.engine.run(["pull", image], seconds=seconds)
-        if ran.code is None:
-            raise SandboxError(f"the image {image} was not pulled within {seconds:g} s; pull it first", False)
+        ran = await self.engine.run(["images", "--quiet", image], seconds=_QUESTION_SECONDS)
         if ran.code != 0:
-            raise ConfigError(
-                f"the image {image} cannot be pulled: {ran.stderr[-_TAIL_BYTES:].decode(errors='replace')}"
-            )
+            reason = _text(ran.stderr) or f"no answer in {_QUESTION_SECONDS:g} s"
+            raise SandboxError(f"{self.engine.command} images failed: {reason}", retryable=True)
+        return bool(ran.stdout.strip())
 
-    async def _ask(self, *arguments: str) -> str:
-        ran = await self.engine.run(arguments, seconds=_QUESTION_SECONDS)
-        if ran.code != 0:
-            reason = (
-                ran.stderr[-_TAIL_BYTES:].decode(errors="replace").strip() or f"no answer in {_QUESTION_SECONDS:g} s"
-            )
-            raise SandboxError(f"{self.engine.command} {' '.join(arguments[:2])} failed: {reason}", retryable=True)
-        return ran.stdout.decode(errors="replace").strip()
+    async def describe(self, image: str) -> ImageSettings:
+        """Return user and working directory of an image, which is pulled if the engine does not have it. Raises
+        SandboxError."""
+        return await self._provider.describe(image)
 
     async def _build(
         self,
