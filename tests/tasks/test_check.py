@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from containers import REAL_IMAGE, real
 from typer.testing import CliRunner
 
+import verl_tool.tasks
 from verl_tool.content.packed_files import PackedFile
 from verl_tool.sandbox import SandboxPool
 from verl_tool.servers.tools.workspace.layout import started
@@ -18,6 +20,7 @@ from verl_tool.tasks.__main__ import app
 from verl_tool.tasks.task import read_task, task_folders
 
 SHIPPED = Path(__file__).parents[2] / "examples" / "tasks"
+SHIPPED_ATTACKS = Path(verl_tool.tasks.__file__).parent / "attack_scripts"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
@@ -45,16 +48,14 @@ def test_all_tasks_of_this_repository_are_right_that_need_no_image(tmp_path: Pat
     assert code == 0, told
 
 
-@pytest.fixture
-def podman() -> tuple[str, ...]:
-    """Options for tasks in containers."""
-    return ("--backend", real("podman"), "--base_image", f"*={REAL_IMAGE}")
-
-
-def test_a_task_in_a_container(tmp_path: Path, podman: tuple[str, ...]) -> None:
-    shutil.copytree(SHIPPED / "image-environment", tmp_path / "image-environment")
+def test_a_task_in_a_container(tmp_path: Path) -> None:
+    podman = ("--backend", real("podman"), "--base_image", f"*={REAL_IMAGE}")
+    task = shutil.copytree(SHIPPED / "image-environment", tmp_path / "image-environment")
+    dockerfile = (task / "environment" / "Dockerfile").read_text().partition("RUN useradd")[0]  # few images have it
+    (task / "environment" / "Dockerfile").write_text(f"{dockerfile}RUN chown 65534:65534 /app\nUSER 65534:65534\n")
     code, told = checked(tmp_path, *podman)
     assert code == 0, told
+    assert "programs are root" not in told
     shutil.copytree(SHIPPED / "find-value", tmp_path / "find-value")
     broken = tmp_path / "image-environment" / "environment" / "Dockerfile"
     broken.write_text("FROM debian:12\nRUN echo no way; exit 3")
@@ -66,11 +67,16 @@ def test_a_task_in_a_container(tmp_path: Path, podman: tuple[str, ...]) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.timeout(1200)
-def test_all_tasks_of_this_repository_are_right_in_images(tmp_path: Path, podman: tuple[str, ...]) -> None:
+def test_all_tasks_of_this_repository_are_right_in_images(tmp_path: Path) -> None:
+    image = os.environ.get("VERL_TOOL_TASK_IMAGE")
+    if not image:
+        pytest.skip("VERL_TOOL_TASK_IMAGE must name an image of podman with apt-get, useradd, git and python3")
+    podman = ("--backend", real("podman"), "--base_image", f"*={image}")
     for folder in task_folders(SHIPPED):
         if read_task(folder).needs_image:
             shutil.copytree(folder, tmp_path / folder.name)
-    code, told = checked(tmp_path, *podman, "--build_network", "host")
+    attacks = SHIPPED_ATTACKS / "image_programs.toml"
+    code, told = checked(tmp_path, *podman, "--build_network", "host", "--attack", str(attacks))
     assert code == 0, told
 
 
