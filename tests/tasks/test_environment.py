@@ -53,6 +53,7 @@ def test_copies(copy: str, wanted: dict[str, str]) -> None:
         ("WORKDIR /app\nCOPY --chown=ada a.txt .", "--chown=ada is not supported"),
         ("WORKDIR /app\nCOPY --chmod=600 a.txt .", "--chmod=600 is not supported"),
         ("WORKDIR /app\nCOPY <<EOF a.txt\ntext\nEOF", "<<EOF is not supported"),
+        ("WORKDIR /app\nFROM debian", "line 3: the Dockerfile has several stages"),
         ("ENTRYPOINT serve", "line 2: ENTRYPOINT is not run here"),
         ("NONSENSE", "the instruction 'NONSENSE' is unknown"),
     ],
@@ -65,6 +66,12 @@ def test_what_cannot_be_followed_is_told_with_its_line(lines: str, told: str) ->
 def test_build_steps_are_left_out_on_demand() -> None:
     dockerfile = "FROM debian\nRUN apt-get update \\\n && apt-get install cowsay\nENV A=b\nWORKDIR /app\nCOPY a.txt ."
     assert laid_out(dockerfile, ignore_build=True) == {"a.txt": "a.txt"}
+
+
+def test_ignored_files_need_an_image() -> None:
+    context = {"Dockerfile": PackedFile(b"FROM a"), ".dockerignore": PackedFile(b"b"), "b": PackedFile(b"")}
+    with pytest.raises(NeedsImageError, match=r"environment/\.dockerignore leaves out files"):
+        workspace_files(context, ignore_build=False)
 
 
 @pytest.mark.parametrize(

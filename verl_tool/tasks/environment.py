@@ -20,6 +20,7 @@ from verl_tool.errors import ConfigError
 from verl_tool.sandbox.backends.dockerfile import read_instructions
 
 DOCKERFILE = "Dockerfile"
+_IGNORED = ".dockerignore"
 _WITHOUT_EFFECT = ("FROM", "CMD", "LABEL", "MAINTAINER", "STOPSIGNAL", "EXPOSE", "SHELL")
 """Instructions that change nothing of what a workspace holds."""
 _BUILD_STEPS = ("RUN", "ENV", "ARG", "USER", "HEALTHCHECK", "VOLUME", "ADD", "ONBUILD")
@@ -44,10 +45,17 @@ def workspace_files(context: Mapping[str, PackedFile], *, ignore_build: bool) ->
     dockerfile = context[DOCKERFILE].content.decode("utf-8", "replace")
     if not ignore_build:
         reject_build_steps(dockerfile)
-    folder = "/"
+    if _IGNORED in context:
+        raise NeedsImageError(
+            f"environment/{_IGNORED} leaves out files of an image, and is not followed in the sandbox"
+        )
+    folder, stages = "/", 0
     files: dict[str, PackedFile] = {}
     for instruction in read_instructions(dockerfile):
         where = f"environment/{DOCKERFILE}, line {instruction.line}"
+        stages += instruction.name == "FROM"
+        if stages > 1:
+            raise NeedsImageError(f"{where}: the Dockerfile has several stages")
         if instruction.name == "WORKDIR":
             if files:
                 raise NeedsImageError(f"{where}: WORKDIR behind COPY; the workspace is one folder, name it first")
