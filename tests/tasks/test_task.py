@@ -95,6 +95,15 @@ def test_tasks_that_need_an_image(folder: Path, path: str, text: str, reason: st
     assert task.packed_files() == ("" if path.endswith("Dockerfile") else pack(folder / "environment"))
 
 
+def test_a_task_with_a_network_needs_a_container(folder: Path) -> None:
+    (folder / "task.toml").write_text("[environment]\nallow_internet = true")
+    with pytest.raises(ConfigError, match=r"environment\.allow_internet is true"):
+        read_task(folder)
+    assert not read_task(folder, offline=True).needs_image
+    task = read_task(folder, network=True)
+    assert (task.allowed_hosts, task.needs_image) == (("*",), "it requests a network")
+
+
 def test_what_an_image_can_have_and_a_row_cannot(folder: Path) -> None:
     (folder / "environment" / "link").symlink_to("data")
     with pytest.raises(ConfigError, match="is a link"):

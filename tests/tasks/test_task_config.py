@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from verl_tool.errors import ConfigError
-from verl_tool.tasks.task_config import parse_config
+from verl_tool.tasks.task_config import parse_config, requested_hosts
 
 # As Harbor 0.26 writes the defaults of its own models.
 DEFAULTS = """
@@ -93,7 +93,28 @@ def test_all_problems_are_listed() -> None:
 
 
 def test_tasks_that_request_a_network_run_without_one_on_demand() -> None:
-    parse_config("[environment]\nnetwork_mode = 'public'\n[agent]\nnetwork_mode = 'public'", offline=True)
+    parse_config("[environment]\nnetwork_mode = 'public'\n[agent]\nnetwork_mode = 'public'", any_network=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("", ()),
+        ("[environment]\nallow_internet = false", ()),
+        ("[environment]\nallow_internet = true", ("*",)),
+        ("[environment]\nallow_internet = true\nnetwork_mode = 'no-network'", ()),
+        ("[environment]\nnetwork_mode = 'public'", ("*",)),
+        ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['pypi.org', '*.a.b']", ("pypi.org", "*.a.b")),
+        ("[agent]\nnetwork_mode = 'public'\n[verifier]\nnetwork_mode = 'public'", ("*",)),
+    ],
+)
+def test_requested_hosts(text: str, hosts: tuple[str, ...]) -> None:
+    assert requested_hosts(parse_config(text, any_network=True)) == hosts
+
+
+def test_agent_and_verifier_have_one_network() -> None:
+    with pytest.raises(ConfigError, match=r"agent's network is \['\*'\] and the verifier's \[\]; both have one"):
+        requested_hosts(parse_config("[agent]\nnetwork_mode = 'public'", any_network=True))
 
 
 def test_texts_that_only_look_like_variables_are_taken() -> None:

@@ -7,7 +7,7 @@ check it in.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -53,6 +53,10 @@ def main(
         list[str] | None, typer.Option("--base_image", help="OLD=NEW: build FROM another image. Repeatable.")
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Run tasks that request a network without one.")] = False,
+    network: Annotated[
+        bool,
+        typer.Option("--network", help="Tasks that request a network reach the hosts that they name."),
+    ] = False,
     ignore_build: Annotated[
         bool, typer.Option("--ignore_build", help="Leave out what a Dockerfile builds (RUN, ENV, ...).")
     ] = False,
@@ -68,10 +72,13 @@ def main(
     try:
         attacks = read_attacks(SHIPPED if attack == "shipped" else Path(attack)) if attack else []
         builder = open_builder(backend, build_network, base_image or [])
+        if offline and network:
+            raise ConfigError("--offline and --network contradict each other; give one of them")
         if images and builder is None:
             raise ConfigError("--images runs tasks in containers; add --backend podman or docker")
         with open_source(source, subfolder=subfolder, revision=revision) as folder:
-            run = _Check(task_folders(folder), offline, ignore_build, attacks, builder, images, console)
+            reading = {"offline": offline, "network": network, "ignore_build": ignore_build}
+            run = _Check(task_folders(folder), reading, attacks, builder, images, console)
             findings = asyncio.run(run.run())
     except VerlToolError as error:
         console.print(f"[red]{escape(str(error))}[/red]")
@@ -87,8 +94,7 @@ class _Check:
     def __init__(
         self,
         folders: Sequence[Path],
-        offline: bool,
-        ignore_build: bool,
+        reading: Mapping[str, bool],
         attacks: Sequence[TaskAttack],
         builder: ImageBuilder | None,
         all_images: bool,
@@ -100,7 +106,7 @@ class _Check:
         self._tasks: dict[str, Task] = {}
         for folder in folders:
             try:
-                self._tasks[folder.name] = read_task(folder, ignore_build=ignore_build, offline=offline)
+                self._tasks[folder.name] = read_task(folder, **reading)
             except VerlToolError as error:
                 self._problems[folder.name] = str(error)
 

@@ -28,7 +28,7 @@ from verl_tool.tasks.environment import (
     reject_build_steps,
     workspace_files,
 )
-from verl_tool.tasks.task_config import CONFIG, EnvironmentTable, TaskConfig, parse_config
+from verl_tool.tasks.task_config import CONFIG, EnvironmentTable, TaskConfig, parse_config, requested_hosts
 from verl_tool.verification import Verification, read_verification
 
 INSTRUCTION, TEST, SOLUTION, MANIFEST = "instruction.md", "test.sh", "solve.sh", "dataset.toml"
@@ -60,6 +60,8 @@ class Task:
     """Who runs in a container of the image; None: the image's own user."""
     context: Path | None = None
     """The folder ``environment/``, from which an image is built."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts that its container reaches."""
     needs_image: str = ""
     """Why the task cannot run in the sandbox; empty if it can."""
 
@@ -88,17 +90,26 @@ def task_folders(folder: Path) -> list[Path]:
     return found
 
 
-def read_task(folder: Path, *, ignore_build: bool = False, offline: bool = False) -> Task:
-    """The task in `folder`. `ignore_build`: as of `workspace_files`. `offline`: as of `parse_config`. Raises
-    ConfigError that names the wrong file."""
+def read_task(folder: Path, *, ignore_build: bool = False, offline: bool = False, network: bool = False) -> Task:
+    """Read the task in `folder`.
+
+    Args:
+        folder: with ``task.toml``.
+        ignore_build: as of `workspace_files`.
+        offline: a task that requests a network runs without one.
+        network: a task that requests a network runs in a container with one.
+
+    Raises ConfigError that names the wrong file.
+    """
     try:
-        return _read(folder, ignore_build, offline)
+        return _read(folder, ignore_build, offline, network)
     except ConfigError as error:
         raise ConfigError(f"task {folder}: {error}") from None
 
 
-def _read(folder: Path, ignore_build: bool, offline: bool) -> Task:
-    config = parse_config(_text(folder / CONFIG), offline=offline)
+def _read(folder: Path, ignore_build: bool, offline: bool, network: bool) -> Task:
+    config = parse_config(_text(folder / CONFIG), any_network=offline or network)
+    hosts = requested_hosts(config) if network else ()
     _check_folder(folder)
     provided = {
         "files": pack(_part(folder, "tests", TEST)),
@@ -112,6 +123,7 @@ def _read(folder: Path, ignore_build: bool, offline: bool) -> Task:
     context = folder / "environment"
     files, reason = _files_of(context, ignore_build) if context.is_dir() else ({}, "")
     reasons = [*_image_reasons(config, context), *([reason] if reason else [])]
+    reasons += ["it requests a network"] if hosts else []
     return Task(
         name=folder.resolve().name,
         instruction=instruction,
@@ -124,6 +136,7 @@ def _read(folder: Path, ignore_build: bool, offline: bool) -> Task:
         environment=config.environment,
         user=None if config.agent.user is None else str(config.agent.user),
         context=context.resolve() if context.is_dir() else None,
+        allowed_hosts=hosts,
         needs_image="; ".join(reasons),
     )
 

@@ -126,12 +126,12 @@ class TaskConfig(_Table):
     """Files that Harbor stores beside a result. They change no reward, and are not collected."""
 
 
-def parse_config(text: str, *, offline: bool = False) -> TaskConfig:
+def parse_config(text: str, *, any_network: bool = False) -> TaskConfig:
     """Parse ``task.toml``.
 
     Args:
         text: content of the file.
-        offline: accept tasks that request a network, of which there is none.
+        any_network: accept tasks that request a network.
 
     Raises ConfigError with everything that is wrong or not supported.
     """
@@ -141,13 +141,13 @@ def parse_config(text: str, *, offline: bool = False) -> TaskConfig:
         raise ConfigError(f"{CONFIG} is no TOML: {error}") from None
     except ValidationError as error:
         raise ConfigError("; ".join(f"{CONFIG}: {problem}" for problem in _describe(error))) from None
-    problems = list(unsupported_keys(config, offline))
+    problems = list(unsupported_keys(config, any_network))
     if problems:
         raise ConfigError("; ".join(f"{CONFIG}: {problem}" for problem in problems))
     return config
 
 
-def unsupported_keys(config: TaskConfig, offline: bool) -> Iterator[str]:
+def unsupported_keys(config: TaskConfig, any_network: bool) -> Iterator[str]:
     """Yield what of a task is not supported here, and why."""
     version = config.schema_version or config.version or SCHEMA_VERSIONS[0]
     if version not in SCHEMA_VERSIONS:
@@ -164,7 +164,7 @@ def unsupported_keys(config: TaskConfig, offline: bool) -> Iterator[str]:
         for key, value in env.items():
             if _HOST_VARIABLE.fullmatch(value):
                 yield f"{name}.{key} takes a variable of the host, and none goes into the sandbox"
-    if not offline:
+    if not any_network:
         yield from _requested_networks(config)
 
 
@@ -203,8 +203,29 @@ def _unsupported_verifier(config: TaskConfig) -> Iterator[str]:
         )
 
 
+def requested_hosts(config: TaskConfig) -> tuple[str, ...]:
+    """Return the hosts that a task wants to reach: patterns, ``*`` for all, and none if it requests no network.
+
+    Raises ConfigError if its verifier wants to reach others.
+    """
+    of_agent, of_verifier = _policy(config.agent, config), _policy(config.verifier, config)
+    if of_agent != of_verifier:
+        raise ConfigError(
+            f"{CONFIG}: the agent's network is {list(of_agent)!r:.80} and the verifier's {list(of_verifier)!r:.80}; "
+            "both have one network here"
+        )
+    return of_agent
+
+
+def _policy(phase: AgentTable | VerifierTable, config: TaskConfig) -> tuple[str, ...]:
+    table = config.environment if phase.network_mode is None else phase
+    legacy = "public" if config.environment.allow_internet else "no-network"
+    mode = table.network_mode or ("allowlist" if table.allowed_hosts else legacy)
+    return ("*",) if mode == "public" else tuple(table.allowed_hosts or ()) if mode == "allowlist" else ()
+
+
 def _requested_networks(config: TaskConfig) -> Iterator[str]:
-    why = "and sandboxes have no network; --offline runs the task without one"
+    why = "and there is no network; run the task without one by --offline, or with it in a container by --network"
     tables: list[tuple[str, EnvironmentTable | AgentTable | VerifierTable]]
     tables = [("environment", config.environment), ("agent", config.agent), ("verifier", config.verifier)]
     for name, table in tables:

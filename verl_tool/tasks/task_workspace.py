@@ -56,6 +56,7 @@ class TaskWorkspaces:
             cpus=min(environment.cpus or 1.0, os.cpu_count() or 1),
             writable=True,
             folders=(_SOLUTION_FOLDER,),
+            allowed_hosts=task.allowed_hosts,
         )
         limits = SessionLimits(
             memory_bytes=(environment.memory_mb or environment.memory or _DEFAULT_MEMORY_MB) << 20,
