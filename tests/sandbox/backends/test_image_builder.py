@@ -19,9 +19,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 PROGRAM = r"""#!/bin/bash
 image="$DOCKER_STAND_IN/${3//[\/:]/_}"
 case "$1" in
-    images)
+    image)
         if [ -e "$DOCKER_STAND_IN/broken" ]; then echo "daemon is down" >&2; exit 1; fi
-        if [ -e "$image" ]; then echo 0123; fi ;;
+        image="$DOCKER_STAND_IN/${5//[\/:]/_}"
+        [ -e "$image" ] || { echo "Error: No such image: $5" >&2; exit 1; } ;;
     build)
         echo "begin $*" >> "$DOCKER_STAND_IN/log"
         cp "$5" "$DOCKER_STAND_IN/Dockerfile"
@@ -124,7 +125,7 @@ async def test_an_engine_that_does_not_answer(folder: Path) -> None:
     with pytest.raises(SandboxError, match="docker has no image a:1 and cannot pull it: no such host"):
         await ImageBuilder("docker").describe("a:1")
     (folder / "broken").touch()
-    with pytest.raises(SandboxError, match="docker images failed: daemon is down"):
+    with pytest.raises(SandboxError, match="docker image inspect failed: daemon is down"):
         await ImageBuilder("docker").has("a:1")
     with pytest.raises(ConfigError, match="there is no program 'no-such-engine'"):
         ImageBuilder("no-such-engine")

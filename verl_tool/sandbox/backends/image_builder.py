@@ -30,6 +30,8 @@ from verl_tool.sandbox.backends.settings import ImageSettings
 
 REPOSITORY = "localhost/verl-tool-task"
 _QUESTION_SECONDS = 60.0
+_ABSENT = ("no such image", "no such object", "image not known")
+"""In what docker and podman say of an image that they do not have."""
 _READ_BYTES = 1 << 16
 _TAIL_BYTES = 3000
 """Bytes of the end of a build's output that an error contains."""
@@ -103,11 +105,15 @@ class ImageBuilder:
 
     async def has(self, image: str) -> bool:
         """Return whether the engine has an image of this name. Raises SandboxError if it does not answer."""
-        ran = await self.engine.run(["images", "--quiet", image], seconds=_QUESTION_SECONDS)
-        if ran.code != 0:
-            reason = _text(ran.stderr) or f"no answer in {_QUESTION_SECONDS:g} s"
-            raise SandboxError(f"{self.engine.command} images failed: {reason}", retryable=True)
-        return bool(ran.stdout.strip())
+        # Not `images`: podman fails to list them while another process removes one.
+        ask = ["image", "inspect", "--format", "{{.Id}}", image]
+        ran = await self.engine.run(ask, seconds=_QUESTION_SECONDS)
+        if ran.code == 0:
+            return True
+        reason = _text(ran.stderr) or f"no answer in {_QUESTION_SECONDS:g} s"
+        if not any(words in reason.lower() for words in _ABSENT):
+            raise SandboxError(f"{self.engine.command} image inspect failed: {reason}", retryable=True)
+        return False
 
     async def describe(self, image: str) -> ImageSettings:
         """Return user and working directory of an image, which is pulled if the engine does not have it. Raises
