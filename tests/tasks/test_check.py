@@ -48,6 +48,7 @@ def test_all_tasks_of_this_repository_are_right_that_need_no_image(tmp_path: Pat
     assert code == 0, told
 
 
+@pytest.mark.timeout(400)
 def test_a_task_in_a_container(tmp_path: Path) -> None:
     podman = ("--backend", real("podman"), "--base_image", f"*={REAL_IMAGE}")
     task = shutil.copytree(SHIPPED / "image-environment", tmp_path / "image-environment")
