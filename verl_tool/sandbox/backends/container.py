@@ -45,8 +45,6 @@ from verl_tool.sandbox.job import encode
 from verl_tool.sandbox.limits import SessionLimits
 from verl_tool.sandbox.result import CellResult, RunResult, written
 
-_START_SECONDS = 120.0
-"""Time to start a container of an image that is there."""
 _STARTS = 8
 """Containers of an event loop that are started at a time: engines fail when a hundred start at once."""
 _OWN_SECONDS = 20.0
@@ -67,7 +65,9 @@ class Container:
 
     def __init__(self, settings: ContainerSettings, limits: SessionLimits) -> None:
         """Store the settings. Raises ConfigError if the provider is not available."""
-        self.provider = find_provider(settings.command)
+        self.provider = find_provider(settings.command, settings.provider)
+        if settings.user and self.provider.same_user:
+            raise ConfigError("user has no effect with same_user; leave it out")
         self.name = f"verl-tool-{secrets.token_hex(8)}"
         self._settings, self.limits = settings, limits
         self._lock = asyncio.Lock()
@@ -102,15 +102,17 @@ class Container:
         """Start the container, after others that are being started. Raises SandboxError if that fails."""
         settings = self._settings
         self._image = settings.committed or await image_settings(self.provider, settings.image)
+        if settings.user:
+            self._image = replace(self._image, user=settings.user)
         if settings.writable and not settings.workdir:
             self.work_directory = self._image.workdir
         async with _starting.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_STARTS)):
             try:
-                await asyncio.wait_for(self._start(), _START_SECONDS)
+                await asyncio.wait_for(self._start(), self.provider.start_seconds)
                 self._lost = ""
             except asyncio.TimeoutError:
                 await self.stop()
-                words = f"no container of image {self._settings.image} in {_START_SECONDS:g} s"
+                words = f"no container of image {self._settings.image} in {self.provider.start_seconds:g} s"
                 raise SandboxError(f"{self.provider.name} run: {words}", retryable=True) from None
             except BaseException:
                 await self.stop()
@@ -206,6 +208,9 @@ class Container:
         processes without its own privileges on the machine.
         """
         async with self._turn() as client:
+            if self._settings.writable and not self.provider.commits:
+                words = f"a container of {self.provider.name} whose image's files may be changed cannot be copied"
+                raise SandboxError(words, retryable=False)
             if client.programs:
                 raise SandboxError(
                     f"a container of {self.provider.name} cannot be forked while it has Python state or a program "
@@ -226,8 +231,9 @@ class Container:
     @contextlib.asynccontextmanager
     async def companion(self, limits: SessionLimits, folders: Sequence[str] = ()) -> AsyncIterator[Container]:
         """Start a second container of the same image, with what this one has changed of it, for programs that judge the
-        results of this one. folders: of `ContainerSettings`, in addition. `copy_files` copies what is in memory. Raises
-        the errors of `start`."""
+        results of this one. folders: of `ContainerSettings`, in addition. `copy_files` copies what is in memory, and
+        where the provider does not commit, the work folder, and nothing else that was changed. Raises the errors of
+        `start`."""
         async with self._turn():
             settings = await self._committed()
         async with Container(replace(settings, folders=(*settings.folders, *folders)), limits) as companion:
@@ -251,6 +257,9 @@ class Container:
         """Settings for a container with the files of this one's image as they are now."""
         if not self._settings.writable:
             return self._settings
+        if not self.provider.commits:
+            self._check_copied()
+            return self._settings
         try:
             image = await self.provider.commit(self.name)
         except SandboxError:
@@ -258,9 +267,24 @@ class Container:
             raise
         return replace(self._settings, image=image, committed=self._image)
 
+    def _check_copied(self) -> None:
+        """Raise SandboxError if the work folder cannot stand for all that its programs have changed."""
+        if self.require().user[0] != 0:
+            reason = "its programs are not root, who alone can copy all of its work folder"
+        elif self.work_directory.strip("/") == "":
+            reason = "its work folder is /; set workdir"
+        else:
+            return
+        words = f"the results of a container of {self.provider.name}, which cannot be committed, cannot be judged"
+        raise SandboxError(f"{words}: {reason}", retryable=False)
+
     async def _copy_to(self, target: Container, wall_seconds: float) -> str:
-        packing = await self.spawn_inside([], cwd="/", python=_archive("pack", (wire.WORK_DIRECTORY, "/tmp")))
-        unpacking = await target.spawn_inside([], cwd="/", python=_archive("unpack"))
+        folders: tuple[str, ...] = (wire.WORK_DIRECTORY, "/tmp")
+        replaced: tuple[str, ...] = ()
+        if self._settings.writable and not self.provider.commits and self.work_directory not in folders:
+            replaced = (self.work_directory,)
+        packing = await self.spawn_inside([], cwd="/", python=_archive("pack", (*folders, *replaced)))
+        unpacking = await target.spawn_inside([], cwd="/", python=_archive("unpack", replaced))
         complaints = [asyncio.ensure_future(program.stderr.read()) for program in (packing, unpacking)]
 
         async def pump() -> tuple[int, int]:
@@ -454,6 +478,7 @@ class Container:
         """Arguments of the resident process."""
         writable = self._settings.writable
         home, user = (None, self._image.user) if writable else (wire.WORK_DIRECTORY, _USER)
+        user = "" if self.provider.same_user else user
         env = {"TMPDIR": "/tmp", **(egress.VARIABLES if self._settings.allowed_hosts else {})}
         return {"user": user, "home": home, "env": env, "seconds": self._settings.max_seconds}
 

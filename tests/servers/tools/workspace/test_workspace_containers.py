@@ -247,6 +247,7 @@ async def test_options_without_effect_and_images_that_are_not_there_are_refused(
         ({"image": "debian:12"}, "image has no effect with backend='sandbox'"),
         ({"backend": "docker"}, "backend='docker' needs image"),
         ({"writable": True}, "writable has no effect with backend='sandbox'"),
+        ({"provider": {"app": "x"}}, "provider has no effect with backend='sandbox'"),
         ({"backend": "docker", "allowed_images": ["a/*"], "warm_containers": 1}, "image, which is empty"),
         ({"backend": "podman", "image": "x", "allowed_modules": ["math"]}, "allowed_modules has no effect"),
         ({"backend": "lxc"}, "backend is 'lxc'"),

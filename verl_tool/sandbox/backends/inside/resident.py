@@ -16,6 +16,7 @@ program, and when that has ended, or at its deadline, ends whatever the program 
     read     path, bytes                                        payload: the content
     write    path, mode, make; payload: the content             an empty one
     end      all programs and connections                       an empty one
+    lease    seconds: end then, unless another one comes        none
     listen   port: connections of programs to it are passed on  an empty one; `connected` frames, and as of a program
 """
 
@@ -50,6 +51,7 @@ OWN_USER = 65533
 """In place of root where the programs are root, who may end processes of the same user."""
 ROWS, COLUMNS = 50, 200
 _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 4, 8, 24, 36
+_PR_SET_NO_NEW_PRIVS = 38
 _OWN_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 8)
 """CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP"""
 _CAPABILITIES_OF_ROOT = (0, 1, 3, 4)
@@ -93,6 +95,9 @@ def decode(frame):
 class User:
     """Who the programs are."""
 
+    separate = True
+    """Whether this process is another user."""
+
     def __init__(self, name):
         """name: as of a Dockerfile's USER, names or numbers. Raises KeyError for one that the image does not have."""
         user, _, group = name.partition(":")
@@ -114,6 +119,7 @@ class User:
 
     def become(self):
         """Be this user for good."""
+        prctl(_PR_SET_NO_NEW_PRIVS, 1)
         if self.uid == 0:
             for number in range(64):
                 if number not in _CAPABILITIES_OF_ROOT:
@@ -137,6 +143,35 @@ class User:
             if self.uid == 0:  # what a change from root takes away
                 set_capabilities(_OWN_CAPABILITIES)
             os.setegid(own)
+
+    def end_all(self):
+        """Become this user, and end all of its processes but this one."""
+        self.become()
+        os.kill(-1, signal.SIGKILL)
+
+
+class OwnUser(User):
+    """The user of this process, where it may become no other. Its programs can end it."""
+
+    separate = False
+
+    def __init__(self):
+        super().__init__(f"{os.geteuid()}:{os.getegid()}")
+        self._resident = os.getpid()
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what programs leave stays below it
+
+    def become(self):
+        prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        set_capabilities(())
+
+    @contextlib.contextmanager
+    def lent(self):
+        yield
+
+    def end_all(self):
+        for pid in set(descendants(self._resident)) - {os.getpid()}:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def read_file(path, maximum):
@@ -270,7 +305,7 @@ class Keeper:
             for pid in descendants(os.getpid()):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline and self._user.separate:
                 # They start others faster than they are found. No process of that user outlives one `kill` of all.
                 if not is_user:
                     self._user.become()
@@ -593,7 +628,7 @@ class Resident:
         """seconds: that it lives at most. lines: frames are lines of base64."""
         self.user = user
         self._lines = lines
-        self._ends = time.monotonic() + seconds
+        self._last_end = self._ends = time.monotonic() + seconds
         self._selector = selectors.DefaultSelector()
         self._programs = {}
         self._buffer = bytearray()
@@ -635,8 +670,7 @@ class Resident:
             child = os.fork()
             if child == 0:
                 try:
-                    self.user.become()
-                    os.kill(-1, signal.SIGKILL)
+                    self.user.end_all()
                 finally:
                     os._exit(0)
 
@@ -712,6 +746,8 @@ class Resident:
                 self.send({"id": number})
             elif operation == "end":
                 self._end(number)
+            elif operation == "lease":
+                self._ends = min(self._last_end, time.monotonic() + message["seconds"])
             else:
                 self._handle_program(message, payload, self._programs.get(message["of"]))
         except OSError as error:
@@ -758,14 +794,21 @@ class Resident:
 
 
 def main(user, home, env, seconds, lines):
-    """user: of the programs, as of a Dockerfile's USER. home: theirs; None: as the image has it. env: further variables
-    of theirs. seconds: that this process lives at most. lines: frames are lines of base64."""
-    user = User(user)
+    """user: of the programs, as of a Dockerfile's USER; empty: that of this process. home: theirs; None: as the image
+    has it. env: further variables of theirs. seconds: that this process lives at most. lines: frames are lines of
+    base64."""
+    user = User(user) if user else OwnUser()
     os.environ.update(env, HOME=user.home if home is None else home)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     prctl(_PR_SET_DUMPABLE, 0)
-    os.setgroups([])
-    if user.uid == 0:
+    try:
+        if user.separate:
+            os.setgroups([])
+    except PermissionError:
+        reason = f"its first process (uid {os.geteuid()}) may not become another user"
+        os.write(1, encode({"ready": False, "reason": reason}, b"", lines))
+        return
+    if user.separate and user.uid == 0:
         prctl(_PR_SET_KEEPCAPS, 1)
         os.setresgid(OWN_USER, OWN_USER, OWN_USER)
         os.setresuid(OWN_USER, OWN_USER, OWN_USER)
