@@ -8,11 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from atif_schema import check_atif
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from verl_tool.agent_loop.trajectory import Author, CallRecord, RowContext, Segment, StopReason, Trajectory, write_jsonl
+from verl_tool.agent_loop.trajectory import (
+    DELEGATED,
+    Author,
+    CallRecord,
+    RowContext,
+    Segment,
+    StopReason,
+    Trajectory,
+    write_jsonl,
+)
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import Fault, FaultKind
 from verl_tool.trajectories import atif, openai_messages, training_trace
@@ -23,12 +33,14 @@ IDS = st.lists(st.integers(0, 9), min_size=1, max_size=4).map(tuple)
 FAULT = Fault(kind=FaultKind.SANDBOX, message="gone", retryable=False)
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 
+ANSWERS = (f"So: {CALL}", f"<think>\nHm.\n</think>\n\n{CALL}", "hm</think>", "<think></think>", "a <think>b</think> c")
+
 
 @st.composite
 def model_segments(draw: st.DrawFn, known: bool) -> Segment:
     ids = draw(IDS)
     log_probs = tuple(draw(st.lists(st.floats(-30, 0), min_size=len(ids), max_size=len(ids))))
-    return Segment(Author.MODEL, ids, log_probs if known else None, draw(TEXTS | st.just(f"So: {CALL}")))
+    return Segment(Author.MODEL, ids, log_probs if known else None, draw(TEXTS | st.sampled_from(ANSWERS)))
 
 
 @st.composite
@@ -60,20 +72,48 @@ def test_atif_brings_back_the_trajectory_that_was_written(trajectory: Trajectory
     written = atif.write(trajectory)
     assert written.not_carried == ()
     assert atif.read(travelled(written.result)).result == trajectory
-    assert_atif_rules(written.result)
+    check_atif(travelled(written.result))
 
 
-def assert_atif_rules(document: dict[str, Any]) -> None:
-    """Those of the specification that a document can break."""
-    assert [step["step_id"] for step in document["steps"]] == [*range(1, len(document["steps"]) + 1)]
-    for step in document["steps"]:
-        assert step["source"] == "agent" or not {"tool_calls", "metrics", "model_name"} & step.keys()
-        ids = {call["tool_call_id"] for call in step.get("tool_calls", ())}
-        results = step.get("observation", {}).get("results", ())
-        assert {result["source_call_id"] for result in results if "source_call_id" in result} <= ids
-        metrics = step.get("metrics", {})
-        if "logprobs" in metrics:
-            assert len(metrics["logprobs"]) == len(metrics["completion_token_ids"])
+@st.composite
+def cut_trajectories(draw: st.DrawFn) -> Trajectory:
+    """Rollouts of several rows: contexts that were cut, with or without a summary, and sub-agents."""
+    segments, contexts, row, agents = [Segment(Author.PROMPT, (1,), text="p")], [], 0, 0
+    for _ in range(draw(st.integers(1, 3))):
+        segments.append(replace(draw(model_segments(known=True)), row=row))
+        if draw(st.booleans()):
+            agents += 1
+            contexts.append(RowContext(draw(IDS), DELEGATED))
+            part = {"row": len(contexts), "agent": agents}
+            segments.append(replace(draw(model_segments(known=True)), **part))
+            segments.append(Segment(Author.TOOL, draw(IDS), text="seen by the sub-agent", **part))
+        segments.append(Segment(Author.TOOL, draw(IDS), text=draw(TEXTS), row=row))
+        if draw(st.booleans()):
+            summary = draw(st.booleans())
+            if summary:
+                segments.append(replace(draw(model_segments(known=True)), row=row, summary=True))
+            contexts.append(RowContext(draw(IDS), "summarise" if summary else "window"))
+            row = len(contexts)
+    return Trajectory("t/2", tuple(segments), StopReason.MAX_TURNS, contexts=tuple(contexts), reward=0.5)
+
+
+@settings(deadline=None)
+@given(cut_trajectories())
+def test_atif_has_the_prompt_of_each_answer_and_a_document_for_each_subagent(trajectory: Trajectory) -> None:
+    document = travelled(atif.write(trajectory).result)
+    check_atif(document)
+    assert atif.read(document).result == trajectory
+    steps = [
+        *document["steps"],
+        *(step for each in document.get("subagent_trajectories", ()) for step in each["steps"]),
+    ]
+    metrics = [step["metrics"] for step in steps if "metrics" in step]
+    sampled = [each["prompt_token_ids"] + each["completion_token_ids"] for each in metrics]
+    assert len(sampled) == sum(segment.generated for segment in trajectory.segments)
+    for row in trajectory.rows:
+        *_, last = (i for i, segment in enumerate(row.segments) if segment.generated)
+        assert [token for segment in row.segments[: last + 1] for token in segment.tokens] in sampled
+    assert not any("sub-agent" in text for text in map(str, document["steps"]))
 
 
 @settings(deadline=None)
@@ -167,6 +207,12 @@ def test_a_rollout_of_several_rows_is_carried_by_atif_and_refused_by_openenv() -
     assert atif.read(atif.write(cut).result).result == cut
     with pytest.raises(ConfigError, match="has 2 training rows"):
         training_trace.write(cut)
+
+
+def test_thoughts_are_apart_from_the_message() -> None:
+    turn = Segment(Author.MODEL, (5,), (-0.5,), "<think>\nAdd them.\n</think>\n\n3")
+    step = atif.write(replace(STORED, segments=(STORED.segments[0], turn), calls=())).result["steps"][1]
+    assert (step["reasoning_content"], step["message"]) == ("Add them.", "3")
 
 
 def test_what_other_projects_see() -> None:

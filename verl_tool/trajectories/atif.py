@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
@@ -15,10 +16,24 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, Trajectory
 from verl_tool.trajectories.skeleton import FIELD, Carried, restored, skeleton_of
-from verl_tool.trajectories.turns import Converted, Json, Turn, foreign, prompt_text, turns_of, validated
+from verl_tool.trajectories.turns import (
+    Converted,
+    Json,
+    Turn,
+    foreign,
+    is_observation,
+    prompt_text,
+    turns_of,
+    validated,
+)
 
 SCHEMA = "ATIF-v1.8"
-_NOTE = "The first step is the prompt as the chat template rendered it."
+AGENT = "verl-tool"
+_NOTE = (
+    "The first step is the prompt as the chat template rendered it. Messages are texts as sampled, with their calls. "
+    "A step with extra.verl_tool.row is in that training row: its prompt is that row's, not all that came before."
+)
+_THOUGHTS = re.compile(r"(\s*(?:<think>|\[THINK\])\s*)?(.*?)(\s*(?:</think>|\[/THINK\])\s*)", re.DOTALL)
 
 
 class _Base(BaseModel):
@@ -53,6 +68,7 @@ class _Step(_Base):
     tool_calls: list[_ToolCall] | None = None
     observation: _Observation | None = None
     metrics: _Metrics | None = None
+    extra: Json | None = None
 
 
 class _Document(_Base):
@@ -63,34 +79,37 @@ class _Document(_Base):
     extra: Json | None = None
 
 
-def write(trajectory: Trajectory) -> Converted:
+def write(trajectory: Trajectory, model_name: str | None = None) -> Converted:
     """The document; it has all that the record has, but for the bytes of images."""
     turns = turns_of(trajectory)
+    agent = {"name": AGENT, "version": version("verl-tool")} | ({"model_name": model_name} if model_name else {})
     steps: list[Json] = [{"step_id": 1, "source": "user", "message": prompt_text(trajectory)}]
-    steps += [_agent_step(trajectory, turn, number) for number, turn in enumerate(turns, start=2)]
     texts = {*range(trajectory.prompt_segments)}
-    for turn in turns:
-        behind = range(turn.index + 1, turn.index + 1 + len(turn.shown))
-        texts |= {turn.index, *(i for i in behind if trajectory.segments[i].author is Author.TOOL)}
-    carried = Carried(
-        turns[-1].index if turns else -1, texts, {turn.index for turn in turns if _finite(turn.model.log_probs)}
-    )
-    final: Json = {
-        "total_prompt_tokens": sum(_tokens_before(trajectory, turn) for turn in turns),
-        "total_completion_tokens": sum(len(turn.model.tokens) for turn in turns),
-        "total_steps": len(steps),
-    }
-    if trajectory.reward is not None:
-        final["extra"] = {"reward": trajectory.reward}
+    by_index = {turn.index: turn for turn in turns}
+    for index in range(trajectory.prompt_segments, len(trajectory.segments)):
+        segment = trajectory.segments[index]
+        if turn := by_index.get(index):
+            steps.append(_turn_step(trajectory, turn, len(steps) + 1))
+            behind = range(index + 1, index + 1 + len(turn.shown))
+            texts |= {index, *(i for i in behind if is_observation(trajectory.segments[i]))}
+        elif segment.summary and not segment.agent:
+            steps.append(_agent_step(trajectory, index, len(steps) + 1))
+    finite = {turn.index for turn in turns if _finite(turn.model.log_probs)}
+    # The prompt of the last turn has all tokens before it only if no row has a prompt of its own.
+    carried = Carried(turns[-1].index if turns and not trajectory.contexts else -1, texts, finite)
     document = {
         "schema_version": SCHEMA,
+        "session_id": trajectory.trajectory_id,
         "trajectory_id": trajectory.trajectory_id,
-        "agent": {"name": "verl-tool", "version": version("verl-tool")},
+        "agent": agent,
         "steps": steps,
         "notes": _NOTE,
-        "final_metrics": final,
+        "final_metrics": _final_metrics(trajectory, steps),
         "extra": {FIELD: skeleton_of(trajectory, carried)},
     }
+    numbers = [number for turn in turns for number in turn.subagents]
+    if numbers:
+        document["subagent_trajectories"] = [_subagent(trajectory, number, agent) for number in numbers]
     images = any(segment.image is not None for segment in trajectory.segments)
     return Converted(document, ("images (their SHA-256 only)",) if images else ())
 
@@ -102,40 +121,104 @@ def read(document: Any) -> Converted:
     return Converted(own) if own is not None else _foreign(parsed)
 
 
-def _agent_step(trajectory: Trajectory, turn: Turn, number: int) -> Json:
-    model = turn.model
+def _agent_step(trajectory: Trajectory, index: int, number: int) -> Json:
+    """A step with what the model wrote in one segment, and what it was fed before."""
+    segment = trajectory.segments[index]
+    prompt = _prompt_of(trajectory, index)
     metrics: Json = {
-        "prompt_tokens": _tokens_before(trajectory, turn),
-        "completion_tokens": len(model.tokens),
-        "prompt_token_ids": _ids(trajectory.segments[: turn.index]),
-        "completion_token_ids": list(model.tokens),
+        "prompt_tokens": len(prompt),
+        "completion_tokens": len(segment.tokens),
+        "prompt_token_ids": prompt,
+        "completion_token_ids": list(segment.tokens),
     }
-    if _finite(model.log_probs):
-        metrics["logprobs"] = list(model.log_probs or ())
-    step: Json = {"step_id": number, "source": "agent", "message": model.text, "metrics": metrics}
+    if _finite(segment.log_probs):
+        metrics["logprobs"] = list(segment.log_probs or ())
+    step: Json = {"step_id": number, "source": "agent", "message": segment.text, "metrics": metrics}
+    extra: Json = {}
+    if found := _THOUGHTS.match(segment.text):
+        opening, step["reasoning_content"], closing = found.groups(default="")
+        step["message"], extra["thought_marks"] = segment.text[found.end() :], [opening, closing]
+    if trajectory.contexts:
+        extra |= {"row": segment.row} | ({"summary": True} if segment.summary else {})
+        if segment.row:
+            extra["row_started_by"] = trajectory.contexts[segment.row - 1].reason
+    return step | ({"extra": {FIELD: extra}} if extra else {})
+
+
+def _turn_step(trajectory: Trajectory, turn: Turn, number: int) -> Json:
+    step = _agent_step(trajectory, turn.index, number)
     ids = [f"call_{number}_{i}" for i in range(len(turn.calls))]
     if turn.calls:
         step["tool_calls"] = [
             {"tool_call_id": name, "function_name": call.name, "arguments": json.loads(call.arguments)}
             for name, call in zip(ids, turn.calls, strict=True)
         ]
-    if turn.record is not None or turn.observation:
+    if turn.record is not None or turn.observation or turn.subagents:
         # Several calls of an action are answered by one observation.
-        source = {"source_call_id": ids[0]} if len(ids) == 1 else {}
-        step["observation"] = {"results": [{**source, "content": turn.observation}]}
+        result: Json = {"source_call_id": ids[0]} if len(ids) == 1 else {}
+        result["content"] = turn.observation
+        if turn.subagents:
+            references = [{"trajectory_id": _subagent_id(trajectory, each)} for each in turn.subagents]
+            result["subagent_trajectory_ref"] = references
+        step["observation"] = {"results": [result]}
     return step
+
+
+def _subagent(trajectory: Trajectory, number: int, agent: Json) -> Json:
+    """The document of a sub-agent. A record has the tokens of its prompt, and no text of them."""
+    places = [i for i, segment in enumerate(trajectory.segments) if segment.agent == number]
+    row = trajectory.segments[places[0]].row
+    tokens = len(trajectory.contexts[row - 1].tokens) if row else 0
+    steps: list[Json] = [{"step_id": 1, "source": "user", "message": f"[{tokens} tokens, whose text is not recorded]"}]
+    for place in places:
+        segment = trajectory.segments[place]
+        if segment.author is Author.MODEL:
+            steps.append(_agent_step(trajectory, place, len(steps) + 1))
+        elif segment.author is Author.TOOL and len(steps) > 1:
+            observation = steps[-1].setdefault("observation", {"results": []})
+            observation["results"].append({"content": segment.text})
+    return {
+        "schema_version": SCHEMA,
+        "trajectory_id": _subagent_id(trajectory, number),
+        "agent": agent,
+        "steps": steps,
+    }
+
+
+def _subagent_id(trajectory: Trajectory, number: int) -> str:
+    return f"{trajectory.trajectory_id}/agent_{number}"
+
+
+def _prompt_of(trajectory: Trajectory, index: int) -> list[int]:
+    """The tokens that the model was fed for the segment at `index`: those of its row."""
+    row = trajectory.segments[index].row
+    before = [segment for segment in trajectory.segments[trajectory.prompt_segments : index] if segment.row == row]
+    return [*(trajectory.contexts[row - 1].tokens if row else trajectory.prompt_ids), *_ids(before)]
+
+
+def _final_metrics(trajectory: Trajectory, steps: Sequence[Json]) -> Json:
+    """Totals of the steps; those of sub-agents are in their documents."""
+    metrics = [step["metrics"] for step in steps if "metrics" in step]
+    final: Json = {
+        "total_prompt_tokens": sum(each["prompt_tokens"] for each in metrics),
+        "total_completion_tokens": sum(each["completion_tokens"] for each in metrics),
+        "total_steps": len(steps),
+    }
+    return final | ({"extra": {"reward": trajectory.reward}} if trajectory.reward is not None else {})
 
 
 def _own(told: _Document) -> Trajectory | None:
     skeleton = (told.extra or {}).get(FIELD)
     if not isinstance(skeleton, dict) or not told.steps:
         return None
-    agents = [step for step in told.steps if step.source == "agent"]
+    steps = [step for step in told.steps if not _own_fields(step).get("summary")]
+    agents = [step for step in steps if step.source == "agent"]
     if any(step.metrics is None for step in agents):
         return None
     metrics = [step.metrics for step in agents if step.metrics is not None]
-    tokens = [*(metrics[-1].prompt_token_ids or ()), *(metrics[-1].completion_token_ids or ())] if metrics else []
-    text = "".join(_text(step.message) + _observed(step) for step in told.steps)
+    last = metrics[-1] if metrics and not skeleton.get("contexts") else _Metrics()
+    tokens = [*(last.prompt_token_ids or ()), *(last.completion_token_ids or ())]
+    text = "".join(_written(step) + _observed(step) for step in steps)
     return restored(skeleton, tokens, text, [each.logprobs for each in metrics if each.logprobs is not None])
 
 
@@ -159,7 +242,7 @@ def _foreign(told: _Document) -> Converted:
             segments[first:] = _with_tokens(segments[first:], new, Author.TOOL if prompt else Author.PROMPT)
         prompt = prompt or len(segments)
         log_probs = step.metrics.logprobs if step.metrics is not None and exact else None
-        text = (step.reasoning_content or "") + _text(step.message)
+        text = _written(step)
         segments.append(Segment(Author.MODEL, tuple(written or ()) if exact else (), _tuple(log_probs), text))
         known = [*before, *(written or ())]
         if step.tool_calls or step.observation is not None:
@@ -192,6 +275,18 @@ def _observed(step: _Step) -> str:
     return "".join(_text(result.content) for result in step.observation.results) if step.observation else ""
 
 
+def _own_fields(step: _Step) -> Json:
+    fields = (step.extra or {}).get(FIELD)
+    return fields if isinstance(fields, dict) else {}
+
+
+def _written(step: _Step) -> str:
+    """The text of a step, with its thoughts between the marks that the model wrote."""
+    marks = _own_fields(step).get("thought_marks")
+    opening, closing = map(str, marks) if isinstance(marks, list) and len(marks) == 2 else ("", "")
+    return opening + (step.reasoning_content or "") + closing + _text(step.message)
+
+
 def _text(content: str | list[Json] | None) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text") or f"[{part.get('type')}]") for part in content)
@@ -209,7 +304,3 @@ def _finite(log_probs: tuple[float, ...] | None) -> bool:
 
 def _ids(segments: Sequence[Segment]) -> list[int]:
     return [token for segment in segments for token in segment.tokens]
-
-
-def _tokens_before(trajectory: Trajectory, turn: Turn) -> int:
-    return sum(len(segment.tokens) for segment in trajectory.segments[: turn.index])

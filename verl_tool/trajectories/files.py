@@ -35,7 +35,8 @@ def documents(path: Path) -> Iterator[tuple[str, Any]]:
     ConfigError if there is none, or one is no JSON."""
     if path.is_dir():
         folder = path / "trajectories" if (path / "trajectories").is_dir() else path
-        files = sorted([*folder.glob("*.jsonl"), *folder.glob("*.json")])
+        answers = folder / "records.jsonl"  # other files in an evaluation's folder are no records
+        files = [answers] if answers.is_file() else sorted([*folder.glob("*.jsonl"), *folder.glob("*.json")])
     else:
         files = [path]
     if not files or not files[0].is_file():

@@ -1,7 +1,8 @@
-"""``python -m verl_tool.trajectories convert``: stored trajectories into the forms of other projects, and back.
+"""Stored trajectories into the forms of other projects, and back.
 
 python -m verl_tool.trajectories convert outputs/calculator/grpo/trajectories/step_1.jsonl out/ --to atif
 python -m verl_tool.trajectories convert harbor/trajectory.json mine.jsonl --to verl_tool
+python -m verl_tool.trajectories harbor outputs/calculator/grpo jobs/
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import track
 
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.trajectories import atif, openai_messages, training_trace
 from verl_tool.trajectories.files import FileForm, documents, trajectories_in
+from verl_tool.trajectories.harbor_jobs import model_of, read_run, write_jobs
 from verl_tool.trajectories.turns import Converted
 
 console = Console(stderr=True)
@@ -57,6 +61,38 @@ def convert(
     except VerlToolError as error:
         console.print(f"[bold red]cannot convert:[/bold red] {escape(str(error))}", highlight=False)
         raise typer.Exit(2) from None
+    _report(count, target, lost)
+
+
+@app.command()
+def harbor(
+    source: Annotated[Path, typer.Argument(help="A run's or an evaluation's folder, or a file of its trajectories.")],
+    target: Annotated[Path, typer.Argument(help="Folder of jobs, for `harbor view`.")],
+    name: Annotated[
+        str | None, typer.Option("--name", help="First part of the jobs' names; default: that of the run's folder.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Name of the model; default: as the run's folder says.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many.")] = None,
+) -> None:
+    """Write the trajectories of a run as jobs that Harbor's viewer opens: one for each file of the run."""
+    lost: Counter[str] = Counter()
+    try:
+        folder = source if source.is_dir() else source.resolve().parent
+        run = folder.resolve().parent if folder.resolve().name == "trajectories" else folder.resolve()
+        trajectories = islice(read_run(source, lost), limit)
+        found = track(trajectories, description="writing", total=None, console=console, transient=True)
+        count = write_jobs(found, target, name or run.name, model or model_of(run), lost)
+        if not count:
+            raise ConfigError(f"{source} holds no trajectory")
+    except (VerlToolError, OSError) as error:
+        console.print(f"[bold red]cannot convert:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+    _report(count, target, lost)
+
+
+def _report(count: int, target: Path, lost: Counter[str]) -> None:
     page = Console()
     page.print(f"{count} trajectories written to {target}", highlight=False, soft_wrap=True)
     for words, times in lost.most_common():

@@ -52,7 +52,12 @@ class Turn:
     @property
     def observation(self) -> str:
         """What the tools' text was, as the model was shown it."""
-        return "".join(segment.text for segment in self.shown if segment.author is Author.TOOL)
+        return "".join(segment.text for segment in self.shown if is_observation(segment))
+
+    @property
+    def subagents(self) -> tuple[int, ...]:
+        """Numbers of the sub-agents that it started, in order."""
+        return tuple(dict.fromkeys(segment.agent for segment in self.shown if segment.agent))
 
     @property
     def text_without_calls(self) -> str:
@@ -61,6 +66,11 @@ class Turn:
         for call in self.calls:
             words, behind = words + text[behind : call.start], call.end
         return words + text[behind:]
+
+
+def is_observation(segment: Segment) -> bool:
+    """Whether it is what a tool showed the main agent."""
+    return segment.author is Author.TOOL and not segment.agent
 
 
 def turns_of(trajectory: Trajectory) -> list[Turn]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from verl_tool.sandbox.backends.container import Container, ContainerSettings
+from verl_tool.sandbox.backends import Container, ContainerSettings
 from verl_tool.sandbox.backends.resident_client import ResidentProgram
 from verl_tool.sandbox.inside.wire import WORK_DIRECTORY
 from verl_tool.sandbox.limits import Limits, SessionLimits

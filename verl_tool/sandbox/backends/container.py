@@ -1,11 +1,11 @@
-"""A trajectory's workspace as a container, with the command line of docker or podman.
+"""A trajectory's workspace as a container, which a provider starts (`providers`).
 
     async with Container(ContainerSettings("docker", "python:3.12-slim"), SessionLimits()) as container:
         result = await container.exec("ls -l")
 
 Its first process is the *resident* (`inside.resident`), which runs commands, terminals and cells and moves files, and
 with which this process speaks over one pipe. When this process ends for any reason, the pipe closes, the resident
-exits, and the container is removed (``--rm``). It has no network, a read-only root, two writable folders in memory
+exits, and the container is removed. It has no network, a read-only root, two writable folders in memory
 (the work folder and /tmp), and none of the server's environment variables. Programs have no capabilities and another
 user than the resident. The image needs ``sh``, ``bash`` for command lines, ``tar`` for `upload` and `download`, and
 ``python3`` for cells.
@@ -17,104 +17,62 @@ import asyncio
 import contextlib
 import errno
 import os
-import resource
 import secrets
 import time
 import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
-from verl_tool.sandbox.backends import transfer
+from verl_tool.sandbox.backends import egress, transfer
 from verl_tool.sandbox.backends.calls import ContainerCalls
 from verl_tool.sandbox.backends.cells import Cells
-from verl_tool.sandbox.backends.engine import ContainerEngine, end
-from verl_tool.sandbox.backends.images import ImageSettings, image_settings
+from verl_tool.sandbox.backends.egress import EgressProxy
 from verl_tool.sandbox.backends.inside import archive
-from verl_tool.sandbox.backends.orphans import COMMIT_REPOSITORY, OWNER_LABEL, owner
 from verl_tool.sandbox.backends.protocol import NOTHING
+from verl_tool.sandbox.backends.providers import find_provider
+from verl_tool.sandbox.backends.providers.images import image_settings
+from verl_tool.sandbox.backends.providers.protocol import ContainerSpec, PipedProcess
 from verl_tool.sandbox.backends.resident_client import ResidentClient, ResidentExitedError, ResidentProgram
-from verl_tool.sandbox.backends.runtime import runtime
+from verl_tool.sandbox.backends.settings import ContainerSettings, ImageSettings
 from verl_tool.sandbox.backends.terminal import ContainerProgram
 from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.job import encode
 from verl_tool.sandbox.limits import SessionLimits
 from verl_tool.sandbox.result import CellResult, RunResult, written
 
-LABEL = "verl-tool=workspace"
-"""Label of every container. ``docker ps --filter label=verl-tool`` lists them."""
 _START_SECONDS = 120.0
 """Time to start a container of an image that is there."""
 _STARTS = 8
 """Containers of an event loop that are started at a time: engines fail when a hundred start at once."""
 _OWN_SECONDS = 20.0
-"""Time for the command line itself, for example to remove a container."""
+"""Time for an answer of the resident process to what takes it none."""
 _END_SECONDS = 5.0
 """Time for a container to end when its pipe is closed. Afterwards it is removed by force."""
 _MARGIN_SECONDS = 10.0
 """Time for an answer, in addition to a command's own time."""
-_OWN_PROCESSES = 8
-"""Number of processes that are not the model's: the init process, the resident, and a keeper for each program."""
-_MAX_USER_PROCESSES = 1 << 14
-"""Maximum for ``--ulimit nproc``. The engine's limit may be lower than that of this process, and cannot be queried."""
 _USER = "65534:65534"
-_CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN")
-"""Of the resident process, which becomes the programs' user to start them, and ends them."""
-_CAPABILITIES_FOR_ROOT = ("SETPCAP", "DAC_OVERRIDE", "FOWNER", "FSETID")
-"""In addition, where the image's files may be changed; its root keeps those about files."""
 _CANNOT_RUN = 126
-_COMMIT_SECONDS = 120.0
 _COPY_SECONDS = 60.0
 _COMPLAINT_BYTES = 2000
 _starting: weakref.WeakKeyDictionary[Any, asyncio.Semaphore] = weakref.WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class ContainerSettings:
-    command: str
-    """``docker`` or ``podman``, or another program that understands the same arguments."""
-    image: str
-    cpus: float = 1.0
-    """Maximum CPU time per second, for all processes together."""
-    readable: tuple[str, ...] = ()
-    """Files and folders of this machine that are mounted at the same paths, and cannot be changed."""
-    writable: bool = False
-    """Programs are the image's own user, and may change the image's files."""
-    workdir: str = ""
-    """Where its programs start, and relative paths begin. Defaults to that of the image if `writable`, else to a folder
-    in memory, ``/box/work``."""
-    folders: tuple[str, ...] = ()
-    """Further empty folders in memory, that its user may write to."""
-    max_seconds: float = 86400.0
-    """After which it ends, whatever it does."""
-    committed: ImageSettings | None = None
-    """Of the image from which `image` was made by a commit, and which is removed with the container."""
-
-    def __post_init__(self) -> None:
-        if not self.image or self.image.startswith("-"):
-            raise ConfigError(f"image is {self.image!r}; give the name of an image that has bash, such as debian:12")
-        for path in self.readable:
-            if not Path(path).is_absolute() or ":" in path or not Path(path).exists():
-                raise ConfigError(f"{path!r} is to be readable in the container; give an absolute path that is there")
-        if not self.cpus > 0:
-            raise ConfigError(f"cpus is {self.cpus}; it must be above 0")
 
 
 class Container:
     """One container. Call `start` and `stop`, or use it as a context manager. See `WorkspaceSandbox`."""
 
     def __init__(self, settings: ContainerSettings, limits: SessionLimits) -> None:
-        """Store the settings. Raises ConfigError if the command line does not exist."""
-        self.engine = ContainerEngine(settings.command)
+        """Store the settings. Raises ConfigError if the provider is not available."""
+        self.provider = find_provider(settings.command)
         self.name = f"verl-tool-{secrets.token_hex(8)}"
         self._settings, self.limits = settings, limits
         self._lock = asyncio.Lock()
-        self._life: asyncio.subprocess.Process | None = None
-        """Process of the command line that ends with the container."""
+        self._process: PipedProcess | None = None
+        """Its first process."""
         self._complaint = bytearray()
         """The beginning of what the command line and the resident print."""
         self._resident: ResidentClient | None = None
@@ -126,6 +84,7 @@ class Container:
         self.work_directory = settings.workdir or wire.WORK_DIRECTORY
         """Where its programs start. That of the image is known after `start`."""
         self._image = ImageSettings("", "")
+        self._egress = EgressProxy(settings.allowed_hosts)
 
     @property
     def alive(self) -> bool:
@@ -142,7 +101,7 @@ class Container:
     async def start(self) -> None:
         """Start the container, after others that are being started. Raises SandboxError if that fails."""
         settings = self._settings
-        self._image = settings.committed or await image_settings(self.engine, settings.image)
+        self._image = settings.committed or await image_settings(self.provider, settings.image)
         if settings.writable and not settings.workdir:
             self.work_directory = self._image.workdir
         async with _starting.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_STARTS)):
@@ -152,31 +111,31 @@ class Container:
             except asyncio.TimeoutError:
                 await self.stop()
                 words = f"no container of image {self._settings.image} in {_START_SECONDS:g} s"
-                raise SandboxError(f"{self.engine.command} run: {words}", retryable=True) from None
+                raise SandboxError(f"{self.provider.name} run: {words}", retryable=True) from None
             except BaseException:
                 await self.stop()
                 raise
 
     async def _start(self) -> None:
-        self._life = life = await self.engine.start(*self._run_arguments())
-        assert life.stdin is not None
-        assert life.stdout is not None
-        self._listening = asyncio.get_running_loop().create_task(self._listen())
-        self._resident = ResidentClient(life.stdout, life.stdin)
+        folders = (wire.WORK_DIRECTORY, "/tmp", *self._settings.folders)
+        spec = ContainerSpec(self.name, self._settings, self.limits, folders)
+        self._process = process = await self.provider.start(spec)
+        self._listening = asyncio.get_running_loop().create_task(self._listen(process.stderr))
+        self._resident = ResidentClient(process.stdout, process.stdin, process.lines)
         try:
             await self._resident.begin(self._inside())
+            if self._settings.allowed_hosts:
+                await self._resident.listen(egress.PORT, self._egress.accept)
         except (ResidentExitedError, ValueError):
             await asyncio.wait({self._listening}, timeout=_OWN_SECONDS)
-            said = self._complaint.decode(errors="replace").strip() or "nothing"
+            complaint = self._complaint.decode(errors="replace").strip() or "nothing"
             raise SandboxError(
-                f"{self.engine.command} run failed: {said}; image: {self._settings.image}", retryable=True
+                f"{self.provider.name} run failed: {complaint}; image: {self._settings.image}", retryable=True
             ) from None
 
-    async def _listen(self) -> None:
-        """Read what the command line prints, so that it can go on."""
-        assert self._life is not None
-        assert self._life.stderr is not None
-        while data := await self._life.stderr.read(1 << 16):
+    async def _listen(self, printed: asyncio.StreamReader) -> None:
+        """Read what the provider prints, so that it can go on."""
+        while data := await printed.read(1 << 16):
             self._complaint += data[: _COMPLAINT_BYTES - len(self._complaint)]
 
     async def stop(self) -> None:
@@ -249,7 +208,7 @@ class Container:
         async with self._turn() as client:
             if client.programs:
                 raise SandboxError(
-                    f"a container of {self.engine.command} cannot be forked while it has Python state or a program "
+                    f"a container of {self.provider.name} cannot be forked while it has Python state or a program "
                     "runs in it",
                     retryable=False,
                 )
@@ -292,12 +251,11 @@ class Container:
         """Settings for a container with the files of this one's image as they are now."""
         if not self._settings.writable:
             return self._settings
-        image = f"{COMMIT_REPOSITORY}:{owner()}.{secrets.token_hex(8)}"
-        ran = await self.engine.run(["commit", "--quiet", "--pause=false", self.name, image], seconds=_COMMIT_SECONDS)
-        if ran.code != 0:
+        try:
+            image = await self.provider.commit(self.name)
+        except SandboxError:
             self.require()
-            words = ran.stderr.decode(errors="replace").strip()[-_COMPLAINT_BYTES:] or f"{_COMMIT_SECONDS:g} s are over"
-            raise SandboxError(f"{self.engine.command} commit failed: {words}", retryable=True)
+            raise
         return replace(self._settings, image=image, committed=self._image)
 
     async def _copy_to(self, target: Container, wall_seconds: float) -> str:
@@ -323,8 +281,8 @@ class Container:
         finally:
             packing.kill()
             unpacking.kill()
-            said = await asyncio.gather(*complaints)
-        texts = [text.decode(errors="replace").strip()[-_COMPLAINT_BYTES:] for text in said]
+            outputs = await asyncio.gather(*complaints)
+        texts = [text.decode(errors="replace").strip()[-_COMPLAINT_BYTES:] for text in outputs]
         return "; ".join(text or f"exit code {code}" for code, text in zip(codes, texts, strict=True) if code)
 
     async def read_file(self, path: str) -> bytes:
@@ -380,8 +338,8 @@ class Container:
         """Read or write a file beside the calls. Raises OSError, and ToolFault ``state_lost``."""
         client = self.require()
         try:
-            asked = client.ask(operation, content, path=self._absolute(path), **fields)
-            return await asyncio.wait_for(asked, self.limits.wall_seconds + _MARGIN_SECONDS)
+            request = client.ask(operation, content, path=self._absolute(path), **fields)
+            return await asyncio.wait_for(request, self.limits.wall_seconds + _MARGIN_SECONDS)
         except asyncio.TimeoutError:
             raise self._no_answer() from None
         except OSError as error:
@@ -428,7 +386,7 @@ class Container:
         number = client.number()
         fields = {"argv": list(command), "env": dict(env), "cwd": cwd, "seconds": seconds, "python": python}
         work = asyncio.ensure_future(
-            client.asked(number, "run", stdin, bytes=self.limits.output_bytes, **fields),
+            client.request(number, "run", stdin, bytes=self.limits.output_bytes, **fields),
         )
         try:
             return _result(*await asyncio.wait_for(asyncio.shield(work), seconds + _MARGIN_SECONDS))
@@ -473,52 +431,31 @@ class Container:
                 self._wall += time.monotonic() - started
 
     async def _stop(self) -> None:
-        if self._life is None:
+        process = self._process
+        if process is None:
             return
         try:
+            await self._egress.close()
             if self._resident is not None:
                 await self._resident.close()
-            with contextlib.suppress(asyncio.TimeoutError):  # with its stdin closed, it ends by itself
-                await asyncio.wait_for(asyncio.shield(self._life.wait()), _END_SECONDS)
-            if self._life.returncode is None:
-                await self.engine.run(["rm", "--force", self.name], seconds=_OWN_SECONDS)
+            ended = asyncio.ensure_future(process.wait())
+            await asyncio.wait({ended}, timeout=_END_SECONDS)  # with its stdin closed, it ends by itself
+            if not ended.done():
+                ended.cancel()
+                await self.provider.remove(self.name)
         finally:
-            await end(self._life)
+            await process.end()
             if self._listening is not None:
                 self._listening.cancel()
             if self._settings.committed is not None:
-                await self.engine.run(["rmi", "--force", self._settings.image], seconds=_OWN_SECONDS)
+                await self.provider.remove_image(self._settings.image)
 
     def _inside(self) -> dict[str, Any]:
         """Arguments of the resident process."""
         writable = self._settings.writable
         home, user = (None, self._image.user) if writable else (wire.WORK_DIRECTORY, _USER)
-        return {"user": user, "home": home, "env": {"TMPDIR": "/tmp"}, "seconds": self._settings.max_seconds}
-
-    def _run_arguments(self) -> list[str]:
-        limits, half, settings = self.limits, self.limits.disk_bytes // 2, self._settings
-        folder = f"rw,exec,nosuid,nodev,mode=1777,size={half}"
-        folders = (wire.WORK_DIRECTORY, "/tmp", *settings.folders)
-        python = runtime()
-        mounts = [*python.mounts, *((path, path) for path in settings.readable)]
-        capabilities = (*_CAPABILITIES, *(_CAPABILITIES_FOR_ROOT if settings.writable else ()))
-        return [
-            *("run", "--interactive", "--rm", "--init", "--name", self.name, "--label", LABEL),
-            *("--label", f"{OWNER_LABEL}={owner()}"),
-            *("--network", "none", "--user", "0:0", *(() if settings.writable else ("--read-only",))),
-            *(word for path, there in mounts for word in ("--volume", f"{path}:{there}:ro")),
-            *("--cap-drop", "ALL", *(word for name in capabilities for word in ("--cap-add", name))),
-            *("--security-opt", "no-new-privileges"),
-            *("--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes)),
-            *("--pids-limit", str(limits.processes + _OWN_PROCESSES), "--cpus", f"{settings.cpus:g}"),
-            *("--ulimit", f"nofile={limits.open_files}:{limits.open_files}"),
-            # One --ulimit replaces all defaults of the engine. Without this one, podman requests more processes than
-            # are allowed without CAP_SYS_RESOURCE. It counts the processes of all containers, which share a user. The
-            # limit of one container is --pids-limit.
-            *("--ulimit", f"nproc={_user_processes()}:{_user_processes()}"),
-            *(word for path in folders for word in ("--tmpfs", f"{path}:{folder}")),
-            *("--workdir", "/", "--entrypoint", "sh", settings.image, *python.command),
-        ]
+        env = {"TMPDIR": "/tmp", **(egress.VARIABLES if self._settings.allowed_hosts else {})}
+        return {"user": user, "home": home, "env": env, "seconds": self._settings.max_seconds}
 
 
 def _archive(*arguments: object) -> str:
@@ -528,12 +465,6 @@ def _archive(*arguments: object) -> str:
 @cache
 def _archive_source() -> str:
     return Path(archive.__file__).read_text(encoding="utf-8")
-
-
-def _user_processes() -> int:
-    """Return the maximum number of processes per user that this process can allow."""
-    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    return _MAX_USER_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _MAX_USER_PROCESSES)
 
 
 def _arguments(command: str | Sequence[str]) -> list[str]:

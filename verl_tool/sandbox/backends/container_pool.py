@@ -7,7 +7,8 @@ import contextlib
 from dataclasses import replace
 
 from verl_tool.errors import SandboxError
-from verl_tool.sandbox.backends.container import Container, ContainerSettings
+from verl_tool.sandbox.backends.container import Container
+from verl_tool.sandbox.backends.settings import ContainerSettings
 from verl_tool.sandbox.limits import SessionLimits
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl_tool.errors import SandboxError
 from verl_tool.sandbox.backends.inside import resident
+
+if TYPE_CHECKING:
+    from verl_tool.sandbox.backends.providers.protocol import ByteWriter
 
 _HEAD = resident.HEAD
 _READER_BYTES = 1 << 16
@@ -33,12 +37,14 @@ def _source() -> str:
 class ResidentClient:
     """Speaks to one resident process over its stdin and stdout. Requests may be made at the same time."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(self, reader: asyncio.StreamReader, writer: ByteWriter, lines: bool = False) -> None:
+        """lines: frames are lines of base64, for what passes text only."""
+        self._reader, self._writer, self._lines = reader, writer, lines
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
         self._programs: dict[int, ResidentProgram] = {}
         self._task: asyncio.Task[None] | None = None
+        self._accept: Callable[[ResidentProgram], None] | None = None
         self.user = (0, 0)
         """Numbers of the programs' user and group."""
 
@@ -49,12 +55,13 @@ class ResidentClient:
     @property
     def programs(self) -> int:
         """How many programs of `spawn` run."""
-        return len(self._programs)
+        return sum(number > 0 for number in self._programs)
 
     async def begin(self, settings: Mapping[str, Any]) -> None:
         """Send the program with the arguments of its `main`, and wait until it is ready. Raises ResidentExitedError if
         it does not start, ValueError if something else answers."""
-        line = f"names = {{'__name__': 'resident'}}; exec({_source()!r}, names); names['main'](**{dict(settings)!r})\n"
+        arguments = {**settings, "lines": self._lines}
+        line = f"names = {{'__name__': 'resident'}}; exec({_source()!r}, names); names['main'](**{arguments!r})\n"
         self._writer.write(line.encode())
         header, _ = await self._frame()
         if not header.get("ready"):
@@ -66,13 +73,13 @@ class ResidentClient:
         """Return the answer to a request. Raises OSError if it says so, ResidentExitedError. A request that is
         cancelled goes on: `kill` it."""
         number = next(self._numbers)
-        return await self.asked(number, operation, payload, **fields)
+        return await self.request(number, operation, payload, **fields)
 
     def number(self) -> int:
         """A new number for a request."""
         return next(self._numbers)
 
-    async def asked(
+    async def request(
         self, number: int, operation: str, payload: bytes = b"", **fields: Any
     ) -> tuple[dict[str, Any], bytes]:
         """`ask` with a number, by which others may refer to what it starts."""
@@ -102,8 +109,7 @@ class ResidentClient:
 
     def post(self, header: Mapping[str, Any], payload: bytes = b"") -> None:
         """Send soon."""
-        head = json.dumps(header).encode()
-        self._writer.write(_HEAD.pack(len(head), len(payload)) + head + payload)
+        self._writer.write(resident.encode(header, payload, self._lines))
 
     async def spawn(
         self,
@@ -121,12 +127,18 @@ class ResidentClient:
         program = self._programs[number] = ResidentProgram(self, number, line_bytes or _READER_BYTES)
         try:
             program_fields: dict[str, Any] = {"argv": list(arguments), "env": dict(env), "cwd": cwd, "python": python}
-            await self.asked(number, "spawn", terminal=terminal, **program_fields)
+            await self.request(number, "spawn", terminal=terminal, **program_fields)
         except BaseException:
             if self.alive:
                 self.post({"id": 0, "op": "kill", "of": number})
             raise
         return program
+
+    async def listen(self, port: int, accept: Callable[[ResidentProgram], None]) -> None:
+        """Call `accept` with each connection that a program makes to a port of the container's loopback device: what it
+        sends is its stdout, what it receives its stdin. Raises OSError if the port is taken, ResidentExitedError."""
+        self._accept = accept
+        await self.ask("listen", port=port)
 
     async def close(self) -> None:
         """Close its stdin, at which it exits."""
@@ -140,6 +152,10 @@ class ResidentClient:
         try:
             while True:
                 header, payload = await self._frame()
+                if "connected" in header and self._accept is not None:
+                    connection = self._programs[header["id"]] = ResidentProgram(self, header["id"], _READER_BYTES)
+                    self._accept(connection)
+                    continue
                 program = self._programs.get(header["id"])
                 if program is not None and ("output" in header or "status" in header):
                     program.receive(header, payload)
@@ -154,6 +170,8 @@ class ResidentClient:
 
     async def _frame(self) -> tuple[dict[str, Any], bytes]:
         try:
+            if self._lines:
+                return resident.decode(base64.b64decode(await self._reader.readuntil(b"\n"), validate=False))
             head, body = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
             header: dict[str, Any] = json.loads(await self._reader.readexactly(head))
             return header, await self._reader.readexactly(body) if body else b""
@@ -226,6 +244,9 @@ class ResidentProgram:
         """Take a frame about it."""
         if "output" in header:
             stream = header["output"]
+            if not payload:
+                self._readers[stream].feed_eof()
+                return
             self._windows[stream].add(len(payload))
             self._readers[stream].feed_data(payload)
             self._windows[stream].give()

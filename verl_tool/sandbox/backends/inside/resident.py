@@ -15,19 +15,23 @@ program, and when that has ended, or at its deadline, ends whatever the program 
     signal   to the foreground of a program's terminal, or 0    leader and group
     read     path, bytes                                        payload: the content
     write    path, mode, make; payload: the content             an empty one
-    end      all programs                                       an empty one
+    end      all programs and connections                       an empty one
+    listen   port: connections of programs to it are passed on  an empty one; `connected` frames, and as of a program
 """
 
+import base64
 import contextlib
 import ctypes
 import errno
 import fcntl
 import grp
+import itertools
 import json
 import os
 import pwd
 import selectors
 import signal
+import socket
 import stat
 import struct
 import termios
@@ -53,6 +57,7 @@ _CAPABILITIES_OF_ROOT = (0, 1, 3, 4)
 _CAPABILITIES_VERSION = 0x20080522
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 _NOT_FOUND, _CANNOT_RUN = 127, 126
+_BACKLOG = 64
 _READS_AFTER_END = 64
 """Of what a program that has ended left in a pipe or on its terminal: as much as fits."""
 
@@ -70,6 +75,19 @@ def set_capabilities(numbers):
     words = (ctypes.c_uint32 * 6)(mask, mask, 0, 0, 0, 0)
     if libc.capset(head, words) != 0:
         raise OSError(ctypes.get_errno(), "capset")
+
+
+def encode(header, payload, lines):
+    """A frame; lines: as a line of base64."""
+    head = json.dumps(header).encode()
+    frame = HEAD.pack(len(head), len(payload)) + head + payload
+    return base64.b64encode(frame) + b"\n" if lines else frame
+
+
+def decode(frame):
+    """Header and payload of a whole frame."""
+    head, body = HEAD.unpack_from(frame)
+    return json.loads(frame[HEAD.size : HEAD.size + head]), frame[HEAD.size + head : HEAD.size + head + body]
 
 
 class User:
@@ -238,7 +256,7 @@ class Keeper:
 
     def _ended(self, program, status):
         """End all that descends from this process; the program's wait status."""
-        deadline = time.monotonic() + END_SECONDS
+        deadline, is_user = time.monotonic() + END_SECONDS, False
         while True:
             try:
                 while True:
@@ -254,14 +272,11 @@ class Keeper:
                     os.kill(pid, signal.SIGKILL)
             if time.monotonic() > deadline:
                 # They start others faster than they are found. No process of that user outlives one `kill` of all.
-                os.write(self._report, REPORT.pack(status, 0))
-                self._user.become()
-                while True:
-                    try:
-                        os.kill(-1, signal.SIGKILL)
-                    except OSError:
-                        os._exit(0)
-                    time.sleep(0.01)
+                if not is_user:
+                    self._user.become()
+                    is_user = True
+                with contextlib.suppress(OSError):
+                    os.kill(-1, signal.SIGKILL)
             time.sleep(0.001)
 
 
@@ -295,31 +310,165 @@ def oom_kills():
     return -1
 
 
-class Program:
+class Streams:
+    """Descriptors whose bytes go to the server, and one that takes bytes of it."""
+
+    def __init__(self, resident, number):
+        self.id = number
+        self._resident = resident
+        self._pending, self._ends, self._input_fd = bytearray(), False, -1
+        self._outputs = {}
+        """Stream number by descriptor."""
+        self._window = {1: WINDOW_BYTES, 2: WINDOW_BYTES}
+        self._status = None
+
+    def input(self, content):
+        """Of its stdin; empty: the end."""
+        self._pending += content
+        self._ends = self._ends or not content
+        self._feed()
+
+    def taken(self, stream, size):
+        self._window[stream] += size
+        self._watch()
+
+    def _watch(self):
+        """Wait for what can be done: reading what is shown to the server, writing what it has sent."""
+        for fd in {*self._outputs, self._input_fd} - {-1}:
+            stream = self._outputs.get(fd)
+            events = selectors.EVENT_WRITE if fd == self._input_fd and self._pending else 0
+            if stream is not None and self._has_room(stream):
+                events |= selectors.EVENT_READ
+            if events:
+                self._resident.watch(fd, events, self._proceed)
+            else:
+                self._resident.forget(fd)
+
+    def _proceed(self, fd):
+        if fd in self._outputs:
+            self._read(fd)
+        if fd == self._input_fd:
+            self._feed()
+        else:
+            self._watch()
+
+    def _feed(self):
+        while self._pending and self._input_fd >= 0:
+            try:
+                del self._pending[: os.write(self._input_fd, self._pending[:READ_BYTES])]
+            except BlockingIOError:
+                break
+            except OSError:  # it reads no more
+                self._pending.clear()
+                self._ends = True
+        if self._ends and not self._pending and self._input_fd >= 0:
+            self._end_input()
+        self._watch()
+
+    def _read(self, fd):
+        """Whether there may be more."""
+        stream = self._outputs[fd]
+        if not self._has_room(stream):
+            return False
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:  # of a terminal that no program has open
+            data = b""
+        if not data:
+            del self._outputs[fd]
+            if fd != self._input_fd:
+                self._resident.forget(fd)
+                os.close(fd)
+            return False
+        self._take(stream, data)
+        return True
+
+    def _has_room(self, stream):
+        """Whether more of its output may be read."""
+        return self._window[stream] > 0 or self._status is not None
+
+    def _take(self, stream, data):
+        self._window[stream] -= len(data)
+        self._resident.send({"id": self.id, "output": stream}, data)
+
+    def _end_input(self):
+        """All that was sent is written, and no more comes."""
+        self._resident.forget(self._input_fd)
+        os.close(self._input_fd)
+        self._input_fd = -1
+
+    def _close(self):
+        for fd in {*self._outputs, self._input_fd} - {-1}:
+            self._resident.forget(fd)
+            os.close(fd)
+        self._outputs, self._input_fd = {}, -1
+
+
+class PassedConnection(Streams):
+    """A connection that a program has made to the port of the container's own loopback device."""
+
+    def __init__(self, resident, number, connection):
+        super().__init__(resident, number)
+        self._socket, self._ended = connection, False
+        connection.setblocking(False)
+        self._input_fd = connection.fileno()
+        self._outputs = {self._input_fd: 1}
+        resident.send({"id": number, "connected": True})
+        self._watch()
+
+    def kill(self, limit=None):
+        self._finish()
+
+    def _read(self, fd):
+        if super()._read(fd):
+            return True
+        if not self._outputs:  # it sends no more, and may still receive
+            self._resident.send({"id": self.id, "output": 1})
+            if self._ended:
+                self._finish()
+        return False
+
+    def _end_input(self):
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        self._ends, self._ended = False, True
+        if not self._outputs:
+            self._finish()
+
+    def _finish(self):
+        if self._status is None:
+            self._status = 0
+            self._resident.forget(self._socket.fileno())
+            self._outputs, self._input_fd = {}, -1
+            self._socket.close()
+            self._resident.finished(self)
+            self._resident.send({"id": self.id, "status": 0})
+
+
+class StartedProgram(Streams):
     """A program, its keeper and its streams, as this process sees them."""
 
     def __init__(self, resident, message, stdin):
-        self.id = message["id"]
-        self.spawned = message["op"] == "spawn"
-        self.terminal = bool(message.get("terminal"))
+        super().__init__(resident, message["id"])
         self.limit = None
         self.deadline = None
         self.leader = 0
-        self._resident, self._message = resident, message
-        self._pending, self._ends, self._input_fd = bytearray(stdin), not self.spawned, -1
-        self._outputs = {}
-        """Stream number by descriptor."""
+        self._spawned = message["op"] == "spawn"
+        self._terminal = bool(message.get("terminal"))
+        self._message = message
+        self._pending += stdin
+        self._ends = not self._spawned
         self._parts: dict = {1: [], 2: []}
         self._written, self._stored = {1: 0, 2: 0}, {1: 0, 2: 0}
         self._order = []
-        self._window = {1: WINDOW_BYTES, 2: WINDOW_BYTES}
         self._started = time.monotonic()
         self._oom_kills = oom_kills()
-        self._status = None
         self._start()
 
     def _start(self):
-        if self.terminal:
+        if self._terminal:
             ours, theirs = os.openpty()
             modes = termios.tcgetattr(theirs)
             modes[1] &= ~termios.OPOST
@@ -341,46 +490,16 @@ class Program:
                 os.close(fd)
             raise
         if self.keeper == 0:
-            Keeper(self._resident.user, self._message, streams, report, self.terminal).keep()
+            Keeper(self._resident.user, self._message, streams, report, self._terminal).keep()
         for fd in {*streams, report}:
             os.close(fd)
         self._outputs = outputs
         for fd in {*outputs, self._input_fd}:
             os.set_blocking(fd, False)
         self._resident.watch(self._report, selectors.EVENT_READ, self._reported)
-        if not self.spawned:
+        if not self._spawned:
             self.deadline = self._started + self._message["seconds"]
         self._feed()
-
-    def input(self, content):
-        """Of its stdin; empty: the end."""
-        self._pending += content
-        self._ends = self._ends or not content
-        self._feed()
-
-    def taken(self, stream, size):
-        self._window[stream] += size
-        self._watch()
-
-    def _watch(self):
-        """Wait for what can be done: reading what is shown to the server, writing what it has sent."""
-        for fd in {*self._outputs, self._input_fd} - {-1}:
-            stream = self._outputs.get(fd)
-            events = selectors.EVENT_WRITE if fd == self._input_fd and self._pending else 0
-            if stream is not None and (not self.spawned or self._window[stream] > 0):
-                events |= selectors.EVENT_READ
-            if events:
-                self._resident.watch(fd, events, self._proceed)
-            else:
-                self._resident.forget(fd)
-
-    def _proceed(self, fd):
-        if fd in self._outputs:
-            self._read(fd)
-        if fd == self._input_fd:
-            self._feed()
-        else:
-            self._watch()
 
     def kill(self, limit=None):
         """End it and all that it started. Its status comes."""
@@ -403,42 +522,13 @@ class Program:
             return [0, 0]
         return [self.leader, group]
 
-    def _feed(self):
-        while self._pending and self._input_fd >= 0:
-            try:
-                del self._pending[: os.write(self._input_fd, self._pending[:READ_BYTES])]
-            except BlockingIOError:
-                break
-            except OSError:  # it reads no more
-                self._pending.clear()
-                self._ends = True
-        if self._ends and not self._pending and self._input_fd >= 0 and not self.terminal:
-            self._resident.forget(self._input_fd)
-            os.close(self._input_fd)
-            self._input_fd = -1
-        self._watch()
+    def _has_room(self, stream):
+        return not self._spawned or super()._has_room(stream)
 
-    def _read(self, fd):
-        """Whether there may be more."""
-        stream = self._outputs[fd]
-        if self.spawned and self._window[stream] <= 0 and self._status is None:
-            return False
-        try:
-            data = os.read(fd, READ_BYTES)
-        except BlockingIOError:
-            return False
-        except OSError:  # of a terminal that no program has open
-            data = b""
-        if not data:
-            del self._outputs[fd]
-            if fd != self._input_fd:
-                self._resident.forget(fd)
-                os.close(fd)
-            return False
-        if self.spawned:
-            self._window[stream] -= len(data)
-            self._resident.send({"id": self.id, "output": stream}, data)
-            return True
+    def _take(self, stream, data):
+        if self._spawned:
+            super()._take(stream, data)
+            return
         self._written[stream] += len(data)
         part = data[: self._message["bytes"] - self._stored[stream]]
         if part:
@@ -448,7 +538,10 @@ class Program:
                 self._order[-1][1] += len(part)
             else:
                 self._order.append([stream, len(part)])
-        return True
+
+    def _end_input(self):
+        if not self._terminal:
+            super()._end_input()
 
     def _reported(self, fd):
         report = os.read(fd, REPORT.size)
@@ -460,7 +553,7 @@ class Program:
         else:
             self.leader, failure = REPORT.unpack(report)
             if self.leader:
-                if self.spawned:
+                if self._spawned:
                     self._resident.send({"id": self.id, "started": True})
                 return
             self._status = 0
@@ -479,7 +572,7 @@ class Program:
         if limit is None and self._status == signal.SIGKILL and -1 < self._oom_kills < oom_kills():
             limit = "memory_bytes"
         answer = {"id": self.id, "status": self._status, "limit": limit}
-        if self.spawned:
+        if self._spawned:
             self._resident.send(answer)
             return
         answer.update(
@@ -490,17 +583,12 @@ class Program:
         )
         self._resident.send(answer, b"".join(self._parts[1] + self._parts[2]))
 
-    def _close(self):
-        for fd in {*self._outputs, self._input_fd} - {-1}:
-            self._resident.forget(fd)
-            os.close(fd)
-        self._outputs, self._input_fd = {}, -1
-
 
 class Resident:
-    def __init__(self, user, seconds):
-        """seconds: that it lives at most."""
+    def __init__(self, user, seconds, lines):
+        """seconds: that it lives at most. lines: frames are lines of base64."""
         self.user = user
+        self._lines = lines
         self._ends = time.monotonic() + seconds
         self._selector = selectors.DefaultSelector()
         self._programs = {}
@@ -509,19 +597,21 @@ class Resident:
         """Forks whose end has not been seen."""
         self._ending = []
         """Ids of requests to end all programs."""
+        self._connections = itertools.count(-1, -1)
 
     def serve(self):
         """Answer requests until stdin ends, or its time is up."""
         self.watch(0, selectors.EVENT_READ, self._received)
         while time.monotonic() < self._ends:
-            deadlines = [program.deadline for program in self._programs.values() if program.deadline is not None]
+            timed = [each for each in self._programs.values() if getattr(each, "deadline", None) is not None]
+            deadlines = [program.deadline for program in timed]
             wait = min([self._ends, *deadlines]) - time.monotonic()
             ready = [key for key, _ in self._selector.select(max(0.0, wait))]
             for key in sorted(ready, key=lambda key: key.fd == 0):  # requests last: they open descriptors
                 if key.fd in self._selector.get_map():  # none that another event has closed
                     key.data(key.fd)
             now = time.monotonic()
-            for program in list(self._programs.values()):
+            for program in timed:
                 if program.deadline is not None and program.deadline <= now:
                     program.kill("wall_seconds")
             for keeper in list(self._keepers):
@@ -551,8 +641,7 @@ class Resident:
             self._selector.unregister(fd)
 
     def send(self, header, payload=b""):
-        head = json.dumps(header).encode()
-        left = memoryview(HEAD.pack(len(head), len(payload)) + head + payload)
+        left = memoryview(encode(header, payload, self._lines))
         while left:
             try:
                 left = left[os.write(1, left) :]
@@ -563,7 +652,8 @@ class Resident:
 
     def finished(self, program):
         self._programs.pop(program.id, None)
-        self._keepers.add(program.keeper)
+        if isinstance(program, StartedProgram):
+            self._keepers.add(program.keeper)
         if self._ending and not self._programs:
             self.end_user()
             for number in self._ending:
@@ -575,21 +665,32 @@ class Resident:
         if not data:
             os._exit(0)
         self._buffer += data
-        while len(self._buffer) >= HEAD.size:
-            head, body = HEAD.unpack_from(self._buffer)
-            end = HEAD.size + head + body
-            if len(self._buffer) < end:
-                return
-            message = json.loads(bytes(self._buffer[HEAD.size : HEAD.size + head]))
-            payload = bytes(self._buffer[HEAD.size + head : end])
+        for frame in self._frames():
+            self._handle(*decode(frame))
+
+    def _frames(self):
+        """Take the whole frames out of the buffer."""
+        while True:
+            if self._lines:
+                end = self._buffer.find(b"\n") + 1
+                if not end:
+                    return
+                frame = base64.b64decode(bytes(self._buffer[:end]))
+            else:
+                if len(self._buffer) < HEAD.size:
+                    return
+                end = HEAD.size + sum(HEAD.unpack_from(self._buffer))
+                if len(self._buffer) < end:
+                    return
+                frame = bytes(self._buffer[:end])
             del self._buffer[:end]
-            self._handle(message, payload)
+            yield frame
 
     def _handle(self, message, payload):
         number, operation = message["id"], message["op"]
         try:
             if operation in ("run", "spawn"):
-                self._programs[number] = Program(self, message, payload)
+                self._programs[number] = StartedProgram(self, message, payload)
             elif operation == "read":
                 with self.user.lent():
                     content = read_file(message["path"], message["bytes"])
@@ -597,6 +698,9 @@ class Resident:
             elif operation == "write":
                 with self.user.lent():
                     write_file(message["path"], payload, message["mode"], message["make"])
+                self.send({"id": number})
+            elif operation == "listen":
+                self._listen(message["port"])
                 self.send({"id": number})
             elif operation == "end":
                 self._end(number)
@@ -620,6 +724,21 @@ class Resident:
         elif operation == "kill":
             program.kill("cancelled")
 
+    def _listen(self, port):
+        """Pass on connections to a port of the loopback device to the server."""
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+
+        def accept(_fd):
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                number = next(self._connections)
+                self._programs[number] = PassedConnection(self, number, listener.accept()[0])
+
+        self.watch(listener.fileno(), selectors.EVENT_READ, accept)
+
     def _end(self, number):
         if not self._programs:
             self.end_user()
@@ -630,9 +749,9 @@ class Resident:
             program.kill("cancelled")
 
 
-def main(user, home, env, seconds):
+def main(user, home, env, seconds, lines):
     """user: of the programs, as of a Dockerfile's USER. home: theirs; None: as the image has it. env: further variables
-    of theirs. seconds: that this process lives at most."""
+    of theirs. seconds: that this process lives at most. lines: frames are lines of base64."""
     user = User(user)
     os.environ.update(env, HOME=user.home if home is None else home)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -643,6 +762,6 @@ def main(user, home, env, seconds):
         os.setresgid(OWN_USER, OWN_USER, OWN_USER)
         os.setresuid(OWN_USER, OWN_USER, OWN_USER)
         set_capabilities(_OWN_CAPABILITIES)
-    resident = Resident(user, seconds)
+    resident = Resident(user, seconds, lines)
     resident.send({"ready": True, "user": [user.uid, user.gid]})
     resident.serve()

@@ -17,8 +17,7 @@ from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD, FaultKind
 from verl_tool.sandbox import WARM_MODULES, Level, Policy, Session, SessionLimits
 from verl_tool.sandbox.backends import Container, ContainerPool, ContainerSettings, WorkspaceSandbox
-from verl_tool.sandbox.backends.engine import ContainerEngine
-from verl_tool.sandbox.backends.orphans import remove_orphans
+from verl_tool.sandbox.backends.providers import find_provider
 from verl_tool.servers.tools._sandboxed import PolicyOptions, SandboxTool
 from verl_tool.servers.tools.base import Context, Tool, ToolOptions
 from verl_tool.servers.tools.workspace.layout import filled, started
@@ -43,6 +42,9 @@ class WorkspaceOptions(PolicyOptions):
     workdir: str = ""
     """Where programs start and relative paths begin, in place of the image's working directory (if `writable`) or of
     ``/box/work``."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts that programs in containers reach over a proxy, such as ``pypi.org`` or ``*.example.org:8443``. With none,
+    there is no network."""
     warm_containers: int = Field(default=0, ge=0)
     """Containers of `image` in each replica that are started before a trajectory needs them."""
     cpus: float = Field(default=1.0, gt=0)
@@ -76,7 +78,7 @@ class WorkspaceOptions(PolicyOptions):
         return self
 
 
-_OF_CONTAINERS = ("image", "allowed_images", "writable", "workdir", "warm_containers", "cpus")
+_OF_CONTAINERS = ("image", "allowed_images", "writable", "workdir", "allowed_hosts", "warm_containers", "cpus")
 _OF_THE_SANDBOX = ("pre_import", "allowed_modules", "restricted_functions", "isolation", "warm_modules")
 """And ``workers``, which a server gives to all of its tools."""
 _OF_EACH_TOOL = {*ToolOptions.model_fields, "timeout_seconds", "max_output_length"}
@@ -195,6 +197,7 @@ class WorkspaceTool(SandboxTool):
                 chosen.cpus,
                 writable=chosen.writable,
                 workdir=chosen.workdir,
+                allowed_hosts=chosen.allowed_hosts,
             )
             self._containers = ContainerPool(settings, shared, chosen.warm_containers)
             # What a pool sees to for its sessions, the server sees to for containers.
@@ -225,7 +228,7 @@ class WorkspaceTool(SandboxTool):
         if self._containers is None:
             self.sandbox = await take_pool(self._settings)
             return
-        await remove_orphans(ContainerEngine(self.options.backend))
+        await find_provider(self.options.backend).remove_orphans()
         if self.options.image:
             container = await self._containers.take()
             try:

@@ -40,13 +40,13 @@ async def remove_orphans(engine: ContainerEngine) -> int:
         listed = await engine.run(ask, seconds=_SECONDS)
         for line in listed.stdout.decode(errors="replace").splitlines():
             name, _, words = line.partition(" ")
-            if _is_gone(words):
+            if _has_ended(words):
                 found += 1
                 await engine.run([remove, "--force", name], seconds=_SECONDS)
     return found
 
 
-def _is_gone(name: str) -> bool:
+def _has_ended(name: str) -> bool:
     """Whether an `owner` of this machine does not run any more. Behind it there may be more words."""
     parts = name.split(".")
     if len(parts) < 3 or parts[0] != _host():

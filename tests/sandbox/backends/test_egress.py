@@ -1,0 +1,145 @@
+"""What programs of a container reach over the proxy of allowed hosts, and what they do not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from containers import REAL_IMAGE, real, stand_in
+
+from verl_tool.errors import ConfigError
+from verl_tool.sandbox.backends import Container, ContainerSettings
+from verl_tool.sandbox.backends.egress import EgressProxy
+from verl_tool.sandbox.limits import SessionLimits
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+LIMITS = SessionLimits(wall_seconds=30)
+FETCH = """
+import sys, urllib.request
+for url in sys.argv[1:]:
+    try:
+        with urllib.request.urlopen(url, timeout=15) as answer:
+            print(answer.status, answer.read().decode()[:60])
+    except Exception as error:
+        print(type(error).__name__, getattr(error, "code", ""), error)
+"""
+TUNNEL = """
+import http.client, sys
+connection = http.client.HTTPConnection("127.0.0.1", 3128, timeout=15)
+connection.set_tunnel("127.0.0.1", int(sys.argv[1]))
+for number in range(3):
+    connection.request("POST", f"/{number}", body=b"x" * 300_000)
+    answer = connection.getresponse()
+    print(answer.status, answer.read().decode())
+"""
+
+
+class Server:
+    """Answers each request with what it has received."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.heads: list[str] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                self.heads.append(head)
+                length = next(
+                    (int(line.split()[1]) for line in head.lower().splitlines() if "content-length" in line), 0
+                )
+                body = await reader.readexactly(length)
+                text = f"{head.split()[1]} {len(body)}".encode()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
+                await writer.drain()
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    server = Server()
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    server.port = listener.sockets[0].getsockname()[1]
+    yield server
+    listener.close()
+
+
+@pytest.fixture(params=["stand-in", "podman"])
+def settings(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    if request.param == "stand-in":
+        return stand_in(tmp_path, monkeypatch), "any"
+    return real("podman"), REAL_IMAGE
+
+
+async def test_allowed_hosts_are_reached_and_others_are_not(settings: tuple[str, str], server: Server) -> None:
+    allowed = (f"127.0.0.1:{server.port}", "*.invalid", "localtest.example")
+    async with Container(ContainerSettings(*settings, allowed_hosts=allowed), LIMITS) as container:
+        urls = [
+            f"http://127.0.0.1:{server.port}/a?b=c",
+            f"http://127.0.0.1:{server.port + 1}/",
+            "http://other.example/",
+            "http://name.invalid/",
+        ]
+        lines = (await container.exec(["python3", "-c", FETCH, *urls], env={"no_proxy": ""})).stdout.splitlines()
+        assert lines[0] == "200 /a?b=c 0"
+        assert "HTTPError 403" in lines[1]
+        assert "HTTPError 403" in lines[2]
+        assert "HTTPError 502" in lines[3]
+        assert "Proxy" not in server.heads[0]
+        tunnel = (await container.exec(["python3", "-c", TUNNEL, str(server.port)])).stdout
+        assert tunnel == "".join(f"200 /{number} 300000\n" for number in range(3))
+        direct = "import socket; socket.create_connection(('127.0.0.1', int(__import__('sys').argv[1])), 5)"
+        refused = await container.exec(["python3", "-c", direct, str(server.port)])
+        assert "ConnectionRefusedError" in refused.stderr
+        garbage = "printf 'nonsense\\r\\n\\r\\n' > /dev/tcp/127.0.0.1/3128; exec 3<>/dev/tcp/127.0.0.1/3128; echo >&3"
+        await container.exec(garbage, wall_seconds=5)
+        assert (await container.exec("echo well")).stdout == "well\n"
+
+
+async def test_there_is_no_proxy_without_allowed_hosts(settings: tuple[str, str]) -> None:
+    async with Container(ContainerSettings(*settings), LIMITS) as container:
+        result = await container.exec("env | grep -i ^http; exec 3<>/dev/tcp/127.0.0.1/3128")
+        assert "refused" in result.stderr
+        assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "host", "port", "allowed"),
+    [
+        (("pypi.org",), "pypi.org", 443, True),
+        (("pypi.org",), "PyPI.org", 80, True),
+        (("pypi.org",), "pypi.org", 8080, False),
+        (("pypi.org:8080",), "pypi.org", 8080, True),
+        (("pypi.org:8080",), "pypi.org", 443, False),
+        (("pypi.org",), "notpypi.org", 443, False),
+        (("pypi.org",), "pypi.org.evil.example", 443, False),
+        (("*.pypi.org",), "files.pypi.org", 443, True),
+        (("*.pypi.org",), "pypi.org", 443, False),
+        (("*",), "anything.example", 443, True),
+        (("[::1]:8080",), "::1", 8080, True),
+    ],
+)
+def test_hosts_are_matched_whole_with_their_port(hosts: tuple[str, ...], host: str, port: int, allowed: bool) -> None:
+    assert EgressProxy(hosts)._allows(host, port) is allowed
+
+
+async def test_a_name_of_an_address_that_is_not_public_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_tool.sandbox.backends.egress import ProxyRefusedError
+
+    async def resolved(*_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(2, 1, 6, "", ("169.254.169.254", 80)), (2, 1, 6, "", ("10.0.0.1", 80))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
+    with pytest.raises(ProxyRefusedError, match="no public address"):
+        await EgressProxy(["*"])._connected("metadata.example", 80)
+
+
+def test_what_is_no_host_is_rejected() -> None:
+    for host in ("http://pypi.org", "a b", "", "pypi.org/simple", "pypi.org:port"):
+        with pytest.raises(ConfigError, match="is no host"):
+            ContainerSettings("docker", "any", allowed_hosts=(host,))

@@ -1,0 +1,181 @@
+"""The way out of a container: an HTTP proxy that connects to the hosts of a list and to nothing else.
+
+Programs find it on their loopback device (``HTTPS_PROXY``). It runs in the server's process, where names are resolved:
+the container itself has no network. HTTPS is tunnelled (``CONNECT``, RFC 9110), plain HTTP is passed on request by
+request. Nothing is read of what is tunnelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import re
+import socket
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from urllib.parse import urlsplit
+
+from verl_tool.errors import ConfigError
+from verl_tool.sandbox.backends.resident_client import ResidentProgram
+
+PORT = 3128
+"""Of the loopback device."""
+VARIABLES = {
+    name: value
+    for proxy, url in (("http_proxy", f"http://127.0.0.1:{PORT}"), ("https_proxy", f"http://127.0.0.1:{PORT}"))
+    for name, value in ((proxy, url), (proxy.upper(), url), ("no_proxy", "localhost,127.0.0.1"))
+}
+_PATTERN = re.compile(r"[A-Za-z0-9.*_-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+_PORTS = (80, 443)
+"""Of a host that is listed without one."""
+_MAX_HEAD_BYTES = 1 << 14
+_CONNECT_SECONDS = 20.0
+_HEAD_SECONDS = 30.0
+_READ_BYTES = 1 << 16
+
+
+class ProxyRefusedError(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class EgressProxy:
+    """Serves the connections of one container. `close` it."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        """hosts: names or patterns (``*.example.org``), with a port or for 80 and 443. An address that is not public is
+        reached only if it is listed itself. Raises ConfigError for one that is no host."""
+        for host in hosts:
+            if not _PATTERN.fullmatch(host):
+                raise ConfigError(
+                    f"allowed_hosts: {host!r} is no host; write a name, *.name or an address, with a :port"
+                )
+        self._hosts = tuple(hosts)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def accept(self, connection: ResidentProgram) -> None:
+        """Serve a connection. Does not wait."""
+        task = asyncio.get_running_loop().create_task(self._serve(connection))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """End all connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, connection: ResidentProgram) -> None:
+        try:
+            await self._serve_request(connection)
+        except ProxyRefusedError as error:
+            body = f"{error}\n".encode()
+            head = f"HTTP/1.1 {error.status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            connection.stdin.write(head.encode() + body)
+        except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
+            pass
+        finally:
+            connection.stdin.close()
+
+    async def _serve_request(self, connection: ResidentProgram) -> None:
+        try:
+            reading = connection.stdout.readuntil(b"\r\n\r\n")
+            head = await asyncio.wait_for(reading, _HEAD_SECONDS)
+        except asyncio.LimitOverrunError:
+            raise ProxyRefusedError("431 Request Header Fields Too Large", "the request's head is too long") from None
+        line, _, fields = head.partition(b"\r\n")
+        words = line.decode("latin-1").split(" ")
+        if len(words) != 3 or len(head) > _MAX_HEAD_BYTES:
+            raise ProxyRefusedError("400 Bad Request", "this is no request to a proxy")
+        method, target, version = words
+        if method == "CONNECT":
+            host, port = _host_and_port(f"//{target}", 443)
+            first = b""
+        else:
+            host, port = _host_and_port(target, 80)
+            first = _passed_on(method, target, version, fields)
+        reader, writer = await self._connected(host, port)
+        try:
+            if method == "CONNECT":
+                connection.stdin.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            writer.write(first)
+            await asyncio.gather(_pump(connection.stdout, writer), _pump_back(reader, connection))
+        finally:
+            writer.close()
+
+    async def _connected(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if not self._allows(host, port):
+            raise ProxyRefusedError("403 Forbidden", f"{host}:{port} is not among the allowed hosts")
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise ProxyRefusedError("502 Bad Gateway", f"{host} cannot be resolved: {error.strerror}") from None
+        reason = f"{host} has no public address"
+        for address in dict.fromkeys(str(info[4][0]) for info in found):
+            if not ipaddress.ip_address(address.partition("%")[0]).is_global and not self._names(address, port):
+                continue
+            try:
+                return await asyncio.wait_for(asyncio.open_connection(address, port), _CONNECT_SECONDS)
+            except (OSError, asyncio.TimeoutError) as error:
+                reason = f"{host}:{port} cannot be reached: {error or 'it does not answer'}"
+        raise ProxyRefusedError("502 Bad Gateway", reason)
+
+    def _allows(self, host: str, port: int) -> bool:
+        for pattern in self._hosts:
+            name, listed = _split(pattern)
+            if fnmatchcase(host.lower(), name.lower()) and (port == listed or (not listed and port in _PORTS)):
+                return True
+        return False
+
+    def _names(self, address: str, port: int) -> bool:
+        """Whether an address is listed itself."""
+        return any(_split(pattern) in ((address, 0), (address, port)) for pattern in self._hosts)
+
+
+def _split(pattern: str) -> tuple[str, int]:
+    """A listed host, and its port or 0."""
+    if pattern.startswith("["):
+        name, _, port = pattern[1:].partition("]")
+        return name, int(port[1:] or 0)
+    name, _, port = pattern.partition(":")
+    return name, int(port or 0)
+
+
+def _host_and_port(url: str, default: int) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or default
+    except ValueError:
+        host, port = None, default
+    if not host or parts.scheme not in ("", "http"):
+        raise ProxyRefusedError("400 Bad Request", f"{url[:200]!r} is no address that this proxy connects to")
+    return host, port
+
+
+def _passed_on(method: str, target: str, version: str, fields: bytes) -> bytes:
+    """A request as its server reads it. One connection is one request."""
+    parts = urlsplit(target)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    dropped = (b"proxy-", b"connection:", b"keep-alive:")
+    lines = [line for line in fields.rstrip(b"\r\n").split(b"\r\n") if not line.lower().startswith(dropped)]
+    first = f"{method} {path} {version}".encode("latin-1")
+    return b"\r\n".join([first, *lines, b"Connection: close", b"", b""])
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(_READ_BYTES):
+        writer.write(data)
+        await writer.drain()
+    with contextlib.suppress(OSError):
+        writer.write_eof()
+
+
+async def _pump_back(reader: asyncio.StreamReader, connection: ResidentProgram) -> None:
+    while data := await reader.read(_READ_BYTES):
+        connection.stdin.write(data)
+        await connection.stdin.drain()
+    connection.stdin.close()

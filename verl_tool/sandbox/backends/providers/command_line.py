@@ -1,0 +1,122 @@
+"""Containers by the command line of docker or podman."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import secrets
+
+from verl_tool.errors import SandboxError
+from verl_tool.sandbox.backends.engine import ContainerEngine, end
+from verl_tool.sandbox.backends.providers import orphans
+from verl_tool.sandbox.backends.providers.protocol import OWN_PROCESSES, ContainerSpec
+from verl_tool.sandbox.backends.providers.runtime import runtime
+from verl_tool.sandbox.backends.settings import ImageSettings
+
+LABEL = "verl-tool=workspace"
+"""Label of every container. ``docker ps --filter label=verl-tool`` lists them."""
+_ASK_SECONDS = 60.0
+_PULL_SECONDS = 1800.0
+_REMOVE_SECONDS = 20.0
+_COMMIT_SECONDS = 120.0
+_FORMAT = "{{.Config.User}}\n{{.Config.WorkingDir}}"
+_MAX_COMPLAINT_CHARACTERS = 500
+_MAX_USER_PROCESSES = 1 << 14
+"""Maximum for ``--ulimit nproc``. The engine's limit may be lower than that of this process, and cannot be queried."""
+
+
+class CommandLineProvider:
+    """See `ContainerProvider`."""
+
+    def __init__(self, command: str) -> None:
+        """Raises ConfigError if the command line does not exist."""
+        self.name = command
+        self.engine = ContainerEngine(command)
+
+    async def describe(self, image: str) -> ImageSettings:
+        ask = ["image", "inspect", "--format", _FORMAT, image]
+        found = await self.engine.run(ask, seconds=_ASK_SECONDS)
+        if found.code != 0:
+            pulled = await self.engine.run(["pull", "--quiet", image], seconds=_PULL_SECONDS)
+            if pulled.code != 0:
+                late = f"not within {_PULL_SECONDS:g} s" if pulled.code is None else _end_of(pulled.stderr)
+                raise SandboxError(f"{self.name} has no image {image} and cannot pull it: {late}", retryable=True)
+            found = await self.engine.run(ask, seconds=_ASK_SECONDS)
+        if found.code != 0:
+            words = f"{self.name} does not describe the image {image}: {_end_of(found.stderr)}"
+            raise SandboxError(words, retryable=True)
+        user, _, workdir = found.stdout.decode(errors="replace").partition("\n")
+        return ImageSettings(user.strip() or "0:0", workdir.strip() or "/")
+
+    async def start(self, spec: ContainerSpec) -> CommandLineProcess:
+        return CommandLineProcess(await self.engine.start(*_run_arguments(spec)))
+
+    async def remove(self, name: str) -> None:
+        await self.engine.run(["rm", "--force", name], seconds=_REMOVE_SECONDS)
+
+    async def commit(self, name: str) -> str:
+        image = f"{orphans.COMMIT_REPOSITORY}:{orphans.owner()}.{secrets.token_hex(8)}"
+        ran = await self.engine.run(["commit", "--quiet", "--pause=false", name, image], seconds=_COMMIT_SECONDS)
+        if ran.code != 0:
+            words = _end_of(ran.stderr) if ran.code is not None else f"not within {_COMMIT_SECONDS:g} s"
+            raise SandboxError(f"{self.name} commit failed: {words}", retryable=True)
+        return image
+
+    async def remove_image(self, image: str) -> None:
+        await self.engine.run(["rmi", "--force", image], seconds=_REMOVE_SECONDS)
+
+    async def remove_orphans(self) -> int:
+        return await orphans.remove_orphans(self.engine)
+
+
+class CommandLineProcess:
+    """A process of the command line, which ends with its container. See `PipedProcess`."""
+
+    lines = False
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
+
+    async def wait(self) -> None:
+        await self._process.wait()
+
+    async def end(self) -> None:
+        await end(self._process)
+
+
+def _run_arguments(spec: ContainerSpec) -> list[str]:
+    limits, half, settings = spec.limits, spec.limits.disk_bytes // 2, spec.settings
+    folder = f"rw,exec,nosuid,nodev,mode=1777,size={half}"
+    python = runtime()
+    mounts = [*python.mounts, *((path, path) for path in settings.readable)]
+    return [
+        *("run", "--interactive", "--rm", "--init", "--name", spec.name, "--label", LABEL),
+        *("--label", f"{orphans.OWNER_LABEL}={orphans.owner()}"),
+        *("--network", "none", "--user", "0:0", *(() if settings.writable else ("--read-only",))),
+        *(word for path, there in mounts for word in ("--volume", f"{path}:{there}:ro")),
+        *("--cap-drop", "ALL", *(word for name in spec.capabilities for word in ("--cap-add", name))),
+        *("--security-opt", "no-new-privileges"),
+        *("--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes)),
+        *("--pids-limit", str(limits.processes + OWN_PROCESSES), "--cpus", f"{settings.cpus:g}"),
+        *("--ulimit", f"nofile={limits.open_files}:{limits.open_files}"),
+        # One --ulimit replaces all defaults of the engine. Without this one, podman requests more processes than
+        # are allowed without CAP_SYS_RESOURCE. It counts the processes of all containers, which share a user. The
+        # limit of one container is --pids-limit.
+        *("--ulimit", f"nproc={_user_processes()}:{_user_processes()}"),
+        *(word for path in spec.folders for word in ("--tmpfs", f"{path}:{folder}")),
+        *("--workdir", "/", "--entrypoint", "sh", settings.image, *python.command),
+    ]
+
+
+def _user_processes() -> int:
+    """Return the maximum number of processes per user that this process can allow."""
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    return _MAX_USER_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _MAX_USER_PROCESSES)
+
+
+def _end_of(complaint: bytes) -> str:
+    return complaint.decode(errors="replace").strip()[-_MAX_COMPLAINT_CHARACTERS:]

@@ -1,0 +1,53 @@
+"""What a container is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl_tool.errors import ConfigError
+from verl_tool.sandbox.backends.egress import EgressProxy
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """What the Dockerfile of an image says of its programs."""
+
+    user: str
+    """``USER``: names or numbers."""
+    workdir: str
+    """``WORKDIR``."""
+
+
+@dataclass(frozen=True)
+class ContainerSettings:
+    command: str
+    """The provider: ``docker``, ``podman``, or another program that understands the same arguments."""
+    image: str
+    cpus: float = 1.0
+    """Maximum CPU time per second, for all processes together."""
+    readable: tuple[str, ...] = ()
+    """Files and folders of this machine that are mounted at the same paths, and cannot be changed."""
+    writable: bool = False
+    """Programs are the image's own user, and may change the image's files."""
+    workdir: str = ""
+    """Where its programs start, and relative paths begin. Defaults to that of the image if `writable`, else to a folder
+    in memory, ``/box/work``."""
+    folders: tuple[str, ...] = ()
+    """Further empty folders in memory, that its user may write to."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts that its programs reach over a proxy (`egress`); with none, they have no network at all."""
+    max_seconds: float = 86400.0
+    """After which it ends, whatever it does."""
+    committed: ImageSettings | None = None
+    """Of the image from which `image` was made by a commit, and which is removed with the container."""
+
+    def __post_init__(self) -> None:
+        if not self.image or self.image.startswith("-"):
+            raise ConfigError(f"image is {self.image!r}; give the name of an image that has bash, such as debian:12")
+        for path in self.readable:
+            if not Path(path).is_absolute() or ":" in path or not Path(path).exists():
+                raise ConfigError(f"{path!r} is to be readable in the container; give an absolute path that is there")
+        if not self.cpus > 0:
+            raise ConfigError(f"cpus is {self.cpus}; it must be above 0")
+        EgressProxy(self.allowed_hosts)
