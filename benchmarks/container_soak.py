@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -38,7 +38,7 @@ from verl_tool.protocol import FaultKind
 from verl_tool.sandbox import SessionLimits
 from verl_tool.sandbox.backends import Container, ContainerPool, ContainerSettings
 from verl_tool.sandbox.backends.engine import ContainerEngine
-from verl_tool.sandbox.backends.orphans import COMMIT_REPOSITORY, OWNER_LABEL, remove_orphans
+from verl_tool.sandbox.backends.providers.orphans import COMMIT_REPOSITORY, OWNER_LABEL, remove_orphans
 
 HOSTILE_LINES = (
     ":(){ :|:& };:",
@@ -255,7 +255,7 @@ async def soak_containers(
         await asyncio.sleep(random.random() * 6)
         trajectory.killed = WAYS[number % len(WAYS)]
         soak.seen[f"kills: {trajectory.killed}"] += 1
-        await kill_from_outside(container.engine, container.name, trajectory.killed)
+        await kill_from_outside(container.provider.engine, container.name, trajectory.killed)
 
     try:
         await asyncio.gather(*(worker() for _ in range(at_once)))
@@ -269,35 +269,54 @@ def _writable(settings: ContainerSettings) -> ContainerSettings:
     return ContainerSettings(settings.command, settings.image, writable=True, workdir="/box/work")
 
 
-async def remains(engine: ContainerEngine, pids: Iterable[int], logs: Iterable[Path]) -> dict[str, list[str]]:
+async def remains(engine: ContainerEngine, pids: Iterable[int], logs: Sequence[Path]) -> dict[str, list[str]]:
     """What there still is of containers of these processes."""
-    lines = [line.split() for log in logs if log.exists() for line in log.read_text().splitlines()]
-    ids, owners = {line[1] for line in lines if len(line) == 2}, {f".{pid}." for pid in pids}
-    format = f'{{{{.ID}}}} {{{{.Names}}}} {{{{.Status}}}} {{{{.Label "{OWNER_LABEL}"}}}}'
+    owners, format = {f".{pid}." for pid in pids}, f'{{{{.ID}}}} {{{{.Names}}}} {{{{.Label "{OWNER_LABEL}"}}}}'
     listed = await engine.run(["ps", "--all", "--no-trunc", "--format", format], seconds=60)
     containers = [line for line in listed.stdout.decode().splitlines() if any(owner in line for owner in owners)]
-    ids |= {line.split()[0] for line in containers}
     listed = await engine.run(["images", "--format", "{{.Repository}}:{{.Tag}}", COMMIT_REPOSITORY], seconds=60)
     images = [line for line in listed.stdout.decode().splitlines() if any(owner in line for owner in owners)]
-    found = {"containers": containers, "images": images, "processes": [], "mounts": [], "control groups": []}
+    ids = engine_ids(logs) | {line.split()[0] for line in containers}
+    return {"containers": containers, "images": images, **await asyncio.to_thread(remains_of, ids)}
+
+
+def engine_ids(logs: Iterable[Path]) -> set[str]:
+    """The containers that processes have noted."""
+    lines = [line.split() for log in logs for line in log.read_text().splitlines()]
+    return {line[1] for line in lines if len(line) == 2}
+
+
+def remains_of(ids: set[str]) -> dict[str, list[str]]:
+    """Processes, mounts and control groups of containers with these numbers. A control group may be without processes:
+    the engine leaves some behind when conmon is killed."""
+    processes = []
     for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
+        words = " ".join(process.info["cmdline"] or [])
         with contextlib.suppress(OSError):
-            own = set(re.findall("[0-9a-f]{64}", " ".join(words) + Path(f"/proc/{process.pid}/cgroup").read_text()))
-            if own & ids:
-                found["processes"].append(f"{process.pid} {' '.join(words)[:100]}")
-    found["mounts"] = [name for name in ids if name in Path("/proc/mounts").read_text()]
+            if _ids_in(words + Path(f"/proc/{process.pid}/cgroup").read_text()) & ids:
+                processes.append(f"{process.pid} {words[:100]}")
+    mounts = sorted(_ids_in(Path("/proc/mounts").read_text()) & ids)
     groups = [path.name for path in Path("/sys/fs/cgroup").glob("**/libpod*") if path.is_dir()]
-    found["control groups"] = sorted({name for name in groups if set(re.findall("[0-9a-f]{64}", name)) & ids})
-    return found
+    left = {name for name in groups if _ids_in(name) & ids}
+    return {"processes": processes, "mounts": mounts, "control groups": sorted(left)}
 
 
-async def settle(look: Callable[[], asyncio.Future | object]) -> dict[str, list[str]]:
+def _ids_in(text: str) -> set[str]:
+    return set(re.findall("[0-9a-f]{64}", text))
+
+
+async def settle(engine: ContainerEngine, pids: Sequence[int], folder: Path) -> dict[str, list[str]]:
     """What is left once nothing is, or after `END_SECONDS`."""
-    deadline = time.monotonic() + END_SECONDS
-    while any((left := await look()).values()) and time.monotonic() < deadline:  # type: ignore[misc]
+    deadline, logs = time.monotonic() + END_SECONDS, _logs(folder)
+    while True:
+        left = await remains(engine, pids, logs)
+        if not any(left.values()) or time.monotonic() > deadline:
+            return left
         await asyncio.sleep(1)
-    return left  # type: ignore[return-value]
+
+
+def _logs(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.log"))
 
 
 async def run(
@@ -311,9 +330,6 @@ async def run(
         arguments = ("--engine", engine_name, "--image", image, "--as-worker", str(folder / name), *options)
         return await asyncio.create_subprocess_exec(sys.executable, __file__, *arguments)
 
-    async def look() -> dict[str, list[str]]:
-        return await remains(engine, pids, folder.glob("*.log"))
-
     pids: list[int] = []
     begun = time.perf_counter()
     with Progress(console=console) as progress:
@@ -324,7 +340,7 @@ async def run(
         await process.wait()
         progress.advance(task)
         figures |= {"exit_code": process.returncode, "seconds": time.perf_counter() - begun}
-        figures["left"] = await settle(look)
+        figures["left"] = await settle(engine, pids, folder)
         for number in range(process_kills):
             progress.update(task, description="killed processes")
             options = ("--commands", "10000", "--containers", "50", "--at-once", "6", "--kills", "0")
@@ -334,12 +350,17 @@ async def run(
             process.kill()
             await process.wait()
             progress.advance(task)
-        figures["left_after_killed_processes"] = await settle(look)
+        figures["left_after_killed_processes"] = await settle(engine, pids, folder)
     figures["removed_as_orphans"] = await remove_orphans(engine)
-    figures["left_at_the_end"] = await settle(look)
-    worker = folder / "all.json"
-    counted = json.loads(worker.read_text()) if worker.exists() else {"seen": {}, "samples": ["no report"]}
-    return {**counted, **figures, "load_average_after": os.getloadavg()}
+    figures["left_at_the_end"] = await settle(engine, pids, folder)
+    return {**_report(folder), **figures, "load_average_after": os.getloadavg()}
+
+
+def _report(folder: Path) -> dict[str, object]:
+    """Of the process that was not killed."""
+    path = folder / "all.json"
+    report: dict[str, object] = json.loads(path.read_text()) if path.exists() else {"samples": ["no report"]}
+    return report
 
 
 def main(
