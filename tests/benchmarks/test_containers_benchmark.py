@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from script_module import load_script
 
-BENCHMARK = Path(__file__).parents[3] / "benchmarks/containers.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks/containers.py"
 
 
 @pytest.fixture

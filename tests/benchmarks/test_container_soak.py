@@ -13,7 +13,7 @@ from script_module import load_script
 from verl_tool.errors import SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
 
-SOAK = Path(__file__).parents[3] / "benchmarks/container_soak.py"
+SOAK = Path(__file__).parents[2] / "benchmarks/container_soak.py"
 
 
 @pytest.fixture
