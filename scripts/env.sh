@@ -100,6 +100,15 @@ verl_tool_browser() {
     verl_tool_apt --no-install-recommends chromium chromium-driver || verl_tool_say "could not install chromium; the tests that need it are skipped"
 }
 
+# The tests of containers run podman, which needs no daemon; without it they are skipped.
+verl_tool_podman() {
+    [ "${VERL_TOOL_SKIP_SYSTEM:-0}" = 1 ] && return 0
+    command -v podman >/dev/null || command -v docker >/dev/null || ! command -v apt-get >/dev/null && return 0
+    verl_tool_may_install || return 0
+    verl_tool_say "installing podman and runc"
+    verl_tool_apt --no-install-recommends podman runc || verl_tool_say "could not install podman; the tests that need it are skipped"
+}
+
 verl_tool_may_install() { [ "$(id -u)" = 0 ] || { command -v sudo >/dev/null && sudo -n true 2>/dev/null; }; }
 verl_tool_as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
 verl_tool_apt() {
@@ -164,7 +173,7 @@ verl_tool_install() {
     if grep -qx cpu <<<"$extras"; then verl_tool_site_packages || return 1; fi
     if grep -qx gpu <<<"$extras"; then verl_tool_flash_attention "$uv" || return 1; fi
     verl_tool_system_packages
-    if grep -qx dev <<<"$extras"; then verl_tool_browser; fi
+    if grep -qx dev <<<"$extras"; then verl_tool_browser; verl_tool_podman; fi
     echo "$extras" >"$verl_tool_venv/.extras"
 }
 

@@ -63,6 +63,9 @@ class WarmUp:
     """At its highest; it falls to nothing over `max_steps`."""
     seed: int
     batch_size: int = 32
+    give_up_after: int | None = None
+    """Steps after which a model that is not halfway to the target is given up: some initialisations learn to copy late,
+    and another one is faster."""
 
 
 class Endless(IterableDataset):
@@ -184,8 +187,9 @@ def success_probability(model: PreTrainedModel, batch: Batch) -> float:
 class StopWhenGoodEnough(TrainerCallback):
     """Ends the training as soon as the solutions of a batch come out right with probability `target`."""
 
-    def __init__(self, batch: Batch, target: float) -> None:
-        self._batch, self._target = batch, target
+    def __init__(self, batch: Batch, how: WarmUp) -> None:
+        self._batch, self._target = batch, how.target
+        self._give_up_after = how.give_up_after or how.max_steps
         # Where no terminal draws over the last state, a line every few seconds.
         terminal = sys.stderr.isatty()
         self._bar = tqdm(desc="warm-up", unit="step", disable=not terminal)
@@ -202,7 +206,8 @@ class StopWhenGoodEnough(TrainerCallback):
         if time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
             console.print(f"warm-up: step {state.global_step}, {told}", highlight=False)
-        control.should_training_stop = self.success >= self._target
+        late = state.global_step >= self._give_up_after and self.success < self._target / 2
+        control.should_training_stop = late or self.success >= self._target
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -230,7 +235,7 @@ def warm_up(
         rows = Endless(rows, how.seed)
     torch.set_num_threads(min(THREADS, len(os.sched_getaffinity(0))))
     padding = tokenizer.pad_token_id
-    callback = StopWhenGoodEnough(collate(padding, held), how.target)
+    callback = StopWhenGoodEnough(collate(padding, held), how)
     arguments = TrainingArguments(
         output_dir=str(output / "warmup"),
         max_steps=how.max_steps,
@@ -258,7 +263,7 @@ def warm_up(
     )
     trainer.train()
     if callback.success < how.target:
-        reached = f"success {callback.success:.1%} after {how.max_steps} steps; wanted {how.target:.1%}"
+        reached = f"success {callback.success:.1%} after {trainer.state.global_step} steps; wanted {how.target:.1%}"
         console.print(f"[red]{reached}. Raise max_steps (of tiny_model.py: --max_steps)[/]")
         raise typer.Exit(1)
     model.save_pretrained(output)

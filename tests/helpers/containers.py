@@ -7,11 +7,15 @@ import shutil
 import stat
 import subprocess
 import sys
+from functools import lru_cache
 from pathlib import Path
 
+import container_image
 import pytest
 
-REAL_IMAGE = os.environ.get("VERL_TOOL_TEST_IMAGE", "python:3.12-slim")
+REAL_IMAGE = os.environ.get("VERL_TOOL_TEST_IMAGE", container_image.NAME)
+_ULIMITS = ("--ulimit", "nofile=512:512", "--ulimit", "nproc=1000:1000")
+"""Without them, podman asks for more than it may have without CAP_SYS_RESOURCE."""
 _STAND_IN = Path(__file__).with_name("stand_in_docker.py")
 
 
@@ -31,15 +35,28 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "docker"
 
 
-def real(command: str) -> str:
-    """Return the machine's ``docker`` or ``podman``. The test is skipped if there is none or the image is missing."""
+@lru_cache
+def _missing(command: str) -> str:
+    """Why containers do not run here; empty if they do."""
     if shutil.which(command) is None:
-        pytest.skip(f"{command} is not installed")
-    for question, missing in (
-        (["version"], f"{command} reaches no daemon"),
-        (["image", "inspect", REAL_IMAGE], f"{command} has no image {REAL_IMAGE}; VERL_TOOL_TEST_IMAGE names another"),
-    ):
-        asked = subprocess.run([command, *question], capture_output=True, timeout=30, check=False)
-        if asked.returncode != 0:
-            pytest.skip(missing)
+        return f"{command} is not installed"
+    try:
+        if subprocess.run([command, "info"], capture_output=True, timeout=60, check=False).returncode != 0:
+            return f"{command} reaches no daemon"
+        if REAL_IMAGE == container_image.NAME:
+            container_image.build(command)
+        tried = [command, "run", "--rm", "--network", "none", *_ULIMITS, REAL_IMAGE, "true"]
+        subprocess.run(tried, capture_output=True, timeout=120, check=True)
+    except subprocess.CalledProcessError as error:
+        return f"{command} runs no container of {REAL_IMAGE}: {error.stderr.decode(errors='replace').strip()[-300:]}"
+    except subprocess.TimeoutExpired as error:
+        return f"{command} is not ready within {error.timeout:g} s"
+    return ""
+
+
+def real(command: str) -> str:
+    """Return the machine's ``docker`` or ``podman``. The test is skipped if no container runs here."""
+    missing = _missing(command)
+    if missing:
+        pytest.skip(missing)
     return command

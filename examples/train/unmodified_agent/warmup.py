@@ -26,7 +26,18 @@ from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from from_scratch import END, Row, WarmUp, encode, make_model, make_tokenizer, once_begun, warm_up, without_token
+from from_scratch import (
+    END,
+    Row,
+    WarmUp,
+    console,
+    encode,
+    make_model,
+    make_tokenizer,
+    once_begun,
+    warm_up,
+    without_token,
+)
 from trajectory_lessons import ScriptedModel, to_lessons
 
 from verl_tool.agent_loop.tokenizer import HFTokenizer
@@ -55,6 +66,8 @@ VOCABULARY = 320
 """Most tokens, but for words and the agent's own text."""
 DEVIATION = 0.05
 """Of the weights at the start: with the usual 0.02 so small a model takes several times as long until it copies."""
+ATTEMPTS, SEEDS = 3, 1000
+"""Initialisations that are tried, and how far apart their seeds are."""
 AT_ONCE = 4
 """Programs at a time."""
 MAX_TOKENS = 1 << 16
@@ -193,9 +206,15 @@ def main(
     rows = pd.read_parquet(data / "train.parquet").to_dict("records")
     program = AgentProgram(preset="pi", install=str(install), seconds=120).resolve()
     tokenizer, learned, measured = asyncio.run(prepare_lessons(rows, program, seed))
-    model = make_model(tokenizer, hidden=128, layers=2, seed=seed, deviation=DEVIATION)
-    how = WarmUp(target=0.9, max_steps=2000, learning_rate=2e-3, seed=seed)
-    warm_up(model, tokenizer, learned, measured, how, output)
+    how = WarmUp(target=0.9, max_steps=2000, learning_rate=2e-3, seed=seed, give_up_after=800)
+    for attempt in range(ATTEMPTS):
+        model = make_model(tokenizer, hidden=128, layers=2, seed=seed + attempt * SEEDS, deviation=DEVIATION)
+        try:
+            return warm_up(model, tokenizer, learned, measured, how, output)
+        except typer.Exit:
+            if attempt + 1 == ATTEMPTS:
+                raise
+            console.print("begins again from another initialisation")
 
 
 if __name__ == "__main__":

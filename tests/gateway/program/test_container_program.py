@@ -27,6 +27,7 @@ from verl_tool.gateway.agent_program import AgentProgram, ProgramResult, run_pro
 from verl_tool.gateway.gateway_app import Gateway
 from verl_tool.gateway.program.container_program import ContainerOptions, ProgramContainers
 from verl_tool.gateway.session import SessionModel
+from verl_tool.sandbox.backends.providers.orphans import OWNER_LABEL, owner
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
 from verl_tool.servers.cluster.direct_server import DirectServer
 
@@ -83,7 +84,7 @@ class Place:
         """Names of the containers that there are."""
         if self.engine not in ("docker", "podman") or self.image == "any":
             return os.listdir(self.folder / "containers")
-        ask = [self.engine, "ps", "--all", "--quiet", "--filter", "label=verl-tool"]
+        ask = [self.engine, "ps", "--all", "--quiet", "--filter", f"label={OWNER_LABEL}={owner()}"]
         return subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split()
 
 

@@ -273,7 +273,7 @@ async def test_what_it_is_started_with(alone: ContainerSettings, tmp_path: Path)
     assert options["--network"] == ["none"]
     assert (options["--memory"], options["--memory-swap"]) == ([str(2 << 30)], [str(2 << 30)])
     assert (options["--pids-limit"], options["--cpus"]) == (["28"], ["1"])
-    assert {"--rm", "--read-only", "--init"} < set(options)
+    assert {"--rm", "--read-only"} < set(options)
     assert (options["--cap-drop"], options["--cap-add"]) == (["ALL"], ["SETUID", "SETGID", "KILL", "CHOWN"])
     assert options["--security-opt"] == ["no-new-privileges"]
     assert containers(tmp_path) == []

@@ -313,6 +313,10 @@ def oom_kills():
 class Streams:
     """Descriptors whose bytes go to the server, and one that takes bytes of it."""
 
+    keeper = 0
+    """Process id of the fork that keeps the program; 0 if there is none, or it has ended."""
+    deadline = None
+
     def __init__(self, resident, number):
         self.id = number
         self._resident = resident
@@ -453,7 +457,6 @@ class StartedProgram(Streams):
     def __init__(self, resident, message, stdin):
         super().__init__(resident, message["id"])
         self.limit = None
-        self.deadline = None
         self.leader = 0
         self._spawned = message["op"] == "spawn"
         self._terminal = bool(message.get("terminal"))
@@ -503,7 +506,7 @@ class StartedProgram(Streams):
 
     def kill(self, limit=None):
         """End it and all that it started. Its status comes."""
-        if self._status is None and self.limit is None:
+        if self._status is None and self.limit is None and self.keeper:
             self.limit = limit
             self.deadline = None
             with contextlib.suppress(OSError):
@@ -593,8 +596,6 @@ class Resident:
         self._selector = selectors.DefaultSelector()
         self._programs = {}
         self._buffer = bytearray()
-        self._keepers = set()
-        """Forks whose end has not been seen."""
         self._ending = []
         """Ids of requests to end all programs."""
         self._connections = itertools.count(-1, -1)
@@ -603,7 +604,7 @@ class Resident:
         """Answer requests until stdin ends, or its time is up."""
         self.watch(0, selectors.EVENT_READ, self._received)
         while time.monotonic() < self._ends:
-            timed = [each for each in self._programs.values() if getattr(each, "deadline", None) is not None]
+            timed = [program for program in self._programs.values() if program.deadline is not None]
             deadlines = [program.deadline for program in timed]
             wait = min([self._ends, *deadlines]) - time.monotonic()
             ready = [key for key, _ in self._selector.select(max(0.0, wait))]
@@ -614,9 +615,18 @@ class Resident:
             for program in timed:
                 if program.deadline is not None and program.deadline <= now:
                     program.kill("wall_seconds")
-            for keeper in list(self._keepers):
-                if os.waitpid(keeper, os.WNOHANG)[0]:
-                    self._keepers.remove(keeper)
+            self._reap()
+
+    def _reap(self):
+        """Bury keepers, and orphans: this is the first process of the container."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                for program in self._programs.values():
+                    if program.keeper == pid:  # whose number may be another's from now on
+                        program.keeper = 0
 
     def end_user(self):
         """End all processes of the programs' user."""
@@ -628,7 +638,6 @@ class Resident:
                     os.kill(-1, signal.SIGKILL)
                 finally:
                     os._exit(0)
-            self._keepers.add(child)
 
     def watch(self, fd, events, call):
         try:
@@ -652,8 +661,6 @@ class Resident:
 
     def finished(self, program):
         self._programs.pop(program.id, None)
-        if isinstance(program, StartedProgram):
-            self._keepers.add(program.keeper)
         if self._ending and not self._programs:
             self.end_user()
             for number in self._ending:

@@ -94,7 +94,7 @@ def _run_arguments(spec: ContainerSpec) -> list[str]:
     python = runtime()
     mounts = [*python.mounts, *((path, path) for path in settings.readable)]
     return [
-        *("run", "--interactive", "--rm", "--init", "--name", spec.name, "--label", LABEL),
+        *("run", "--interactive", "--rm", "--name", spec.name, "--label", LABEL),
         *("--label", f"{orphans.OWNER_LABEL}={orphans.owner()}"),
         *("--network", "none", "--user", "0:0", *(() if settings.writable else ("--read-only",))),
         *(word for path, there in mounts for word in ("--volume", f"{path}:{there}:ro")),

@@ -17,7 +17,7 @@ RESIDENT_CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN")
 CAPABILITIES_FOR_ROOT = ("SETPCAP", "DAC_OVERRIDE", "FOWNER", "FSETID")
 """In addition, where the image's files may be changed; its root keeps those about files."""
 OWN_PROCESSES = 8
-"""Number of processes that are not the model's: the init process, the resident, and a keeper for each program."""
+"""Number of processes that are not the model's: the resident, and a keeper for each program."""
 
 
 @dataclass(frozen=True)

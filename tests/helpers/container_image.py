@@ -1,0 +1,117 @@
+"""A small image for tests, made of this machine's own programs: nothing is fetched."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+NAME = "localhost/verl-tool-tests:1"
+_PROGRAMS = """
+    bash sh cat chmod chown cp cut date dirname basename du env expr false find git grep head id kill
+    ln ls mkdir mkfifo mktemp mv nohup od printenv printf pwd readlink realpath rm rmdir sed seq
+    setsid sleep sort stat stty tail tar tee timeout touch tr true tty uname uniq wc which whoami
+    xargs yes diff cmp patch gzip ps awk
+""".split()  # noqa: SIM905  (a list would be sixty lines)
+_ACCOUNTS = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "etc/group": "root:x:0:\nnogroup:x:65534:\n",
+}
+_PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+_LEFT_OUT = {
+    "site-packages",
+    "test",
+    "tests",
+    "__pycache__",
+    "idlelib",
+    "tkinter",
+    "ensurepip",
+    "turtledemo",
+    "lib2to3",
+}
+_IMPORT_SECONDS = 240
+
+
+def build(command: str) -> None:
+    """Make the image, unless it is there. Raises CalledProcessError."""
+    with open(Path(tempfile.gettempdir()) / f"verl-tool-tests-image-{os.getuid()}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if subprocess.run([command, "image", "inspect", NAME], capture_output=True, check=False).returncode == 0:
+            return
+        changes = ["ENV PATH=/usr/local/bin:/usr/bin:/bin", "ENV LD_LIBRARY_PATH=/usr/local/lib", "WORKDIR /srv"]
+        options = [word for change in changes for word in ("--change", change)]
+        with tempfile.TemporaryFile() as file:
+            _write(file)
+            file.seek(0)
+            subprocess.run(
+                [command, "import", *options, "-", NAME],
+                stdin=file,
+                capture_output=True,
+                check=True,
+                timeout=_IMPORT_SECONDS,
+            )
+
+
+def _write(file: object) -> None:
+    with tarfile.open(fileobj=file, mode="w") as archive:  # type: ignore[call-overload]
+        for folder in ("tmp", "root", "srv", "proc", "dev", "sys", "run", "etc", "usr/bin", "usr/local/bin", "usr/lib"):
+            _folder(archive, folder)
+        for link, target in (("bin", "usr/bin"), ("lib", "usr/lib"), ("lib64", "usr/lib")):
+            _link(archive, link, target)
+        for name, text in _ACCOUNTS.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+        libraries: dict[str, str] = {}
+        python = os.path.realpath(sys.executable)
+        for name in _PROGRAMS:
+            found = shutil.which(name, path="/usr/bin:/bin")
+            if found is not None:
+                archive.add(os.path.realpath(found), f"usr/bin/{name}", filter=_of_root)
+                libraries |= _libraries(found)
+        archive.add(python, f"usr/local/bin/{_PYTHON}", filter=_of_root)
+        _link(archive, "usr/local/bin/python3", _PYTHON)
+        standard = Path(sys.base_prefix) / "lib" / _PYTHON
+        archive.add(standard, f"usr/local/lib/{_PYTHON}", filter=_of_the_library)
+        for extension in (standard / "lib-dynload").glob("*.so"):
+            libraries |= _libraries(str(extension))
+        libraries |= _libraries(python)
+        for name, path in libraries.items():
+            folder = "usr/local/lib" if "libpython" in name else "usr/lib"
+            archive.add(os.path.realpath(path), f"{folder}/{name}", filter=_of_root)
+
+
+def _libraries(program: str) -> dict[str, str]:
+    """Paths of the shared libraries of a program, by their names."""
+    listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+    found = re.findall(r"(/\S+)\s+\(0x", listed)
+    return {Path(path).name: path for path in found}
+
+
+def _folder(archive: tarfile.TarFile, name: str) -> None:
+    member = tarfile.TarInfo(name)
+    member.type, member.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
+    archive.addfile(member)
+
+
+def _link(archive: tarfile.TarFile, name: str, target: str) -> None:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = tarfile.SYMTYPE, target
+    archive.addfile(member)
+
+
+def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    return member
+
+
+def _of_the_library(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if _LEFT_OUT & set(member.name.split("/")) else _of_root(member)
