@@ -296,7 +296,7 @@ def remains_of(ids: set[str]) -> dict[str, list[str]]:
             if _ids_in(words + Path(f"/proc/{process.pid}/cgroup").read_text()) & ids:
                 processes.append(f"{process.pid} {words[:100]}")
     mounts = sorted(_ids_in(Path("/proc/mounts").read_text()) & ids)
-    groups = [path.name for path in Path("/sys/fs/cgroup").glob("**/libpod*") if path.is_dir()]
+    groups = (name for _, folders, _ in os.walk("/sys/fs/cgroup") for name in folders)
     left = {name for name in groups if _ids_in(name) & ids}
     return {"processes": processes, "mounts": mounts, "control groups": sorted(left)}
 

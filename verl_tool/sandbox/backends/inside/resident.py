@@ -539,8 +539,8 @@ class PassedConnection(Streams):
             self._resident.forget(self._socket.fileno())
             self._outputs, self._input_fd = {}, -1
             self._socket.close()
-            self._resident.finished(self)
             self._resident.send({"id": self.id, "status": 0})
+            self._resident.finished(self)
 
 
 class StartedProgram(Streams):
@@ -664,10 +664,13 @@ class StartedProgram(Streams):
                 if not self._read(output):
                     break
         self._close()
-        self._resident.finished(self)
         if not self.leader and report:
             self._resident.send({"id": self.id, "error": failure})
-            return
+        else:
+            self._send_status()
+        self._resident.finished(self)
+
+    def _send_status(self):
         limit = self.limit
         if limit is None and self._status == signal.SIGKILL and -1 < self._oom_kills < oom_kills():
             limit = "memory_bytes"
@@ -794,6 +797,7 @@ class Resident:
                 os._exit(0)
 
     def finished(self, program):
+        """Forget a program whose end has been reported: the answer to `end` comes after it."""
         self._programs.pop(program.id, None)
         if self._ending and not self._programs:
             self.end_user()
