@@ -14,7 +14,7 @@
 
 Containers of a system start all at once, in its own queue if it has one. Memory is the proportional set size (PSS) and
 page tables of all processes of a container: those whose command line has its name, and their descendants. Each answer
-is checked. Systems are measured one after the other: on a busy machine, repeat the run.
+is checked. The containers of all systems live at the same time, and the systems take turns: read the ratios.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from typing import Annotated, Any
 
 import psutil
 import typer
-from load import measure, memory_of_tree, percentile
+from load import Cell, measure, memory_of_tree, middle, percentile
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -107,6 +107,13 @@ class Box(ABC):
         return int(await self.run_cell(CELL) == f"{self.cells}\n")
 
 
+ACTIONS: dict[str, Callable[[Box], Awaitable[int]]] = {
+    "commands": Box.run_true,
+    "lines": Box.run_line,
+    "cells": Box.count_cell,
+}
+
+
 class System(ABC):
     """A way to have containers or sessions."""
 
@@ -122,6 +129,9 @@ class System(ABC):
     @abstractmethod
     async def close(self) -> None:
         """End what is shared by all."""
+
+    def note_memory(self) -> None:  # noqa: B027  (not all need it)
+        """What is used now is not that of the containers to come."""
 
     def memory(self, boxes: Sequence[Box]) -> int:
         """Bytes of the processes of these, as far as they are theirs alone."""
@@ -178,7 +188,6 @@ class Sessions(System):
         return memory_of_tree([os.getpid()]) - self._before
 
     def note_memory(self) -> None:
-        """What is used now is not that of the sessions to come."""
         self._before = memory_of_tree([os.getpid()])
 
 
@@ -363,61 +372,75 @@ async def close_all(boxes: Sequence[Box]) -> None:
         await asyncio.gather(*(box.close() for box in boxes[begin : begin + STARTS_AT_ONCE]))
 
 
-async def measure_level(system: System, live: int, seconds: float) -> Row:
-    """All figures of a system with so many live."""
-    if isinstance(system, Sessions):
-        system.note_memory()
-    firsts: list[float] = []
-    alone_seconds = 0.0
-    for _ in range(ALONE if live == 1 else 0):
-        boxes, first, took = await open_all(system, 1)
+async def measure_level(systems: Sequence[System], live: int, seconds: float, rounds: int) -> list[Row]:
+    """All figures with so many live in each system. They take turns: what slows the machine down slows all of them."""
+    firsts: dict[str, list[float]] = {system.name: [] for system in systems}
+    took = dict.fromkeys(firsts, 0.0)
+    for system in [*systems] * (ALONE if live == 1 else 0):
+        boxes, first, in_all = await open_all(system, 1)
         await close_all(boxes)
-        firsts += first
-        alone_seconds += took
-    boxes, more, took = await open_all(system, live)
-    firsts += more
+        firsts[system.name] += first
+        took[system.name] += in_all
+    live_boxes: dict[str, list[Box]] = {}
+    idle: dict[str, float] = {}
     try:
-        await asyncio.sleep(SECONDS_TO_REST)
-        idle = system.memory(boxes) / live / 2**20
-        figures: dict[str, Any] = {}
-        actions = {"commands": Box.run_true, "lines": Box.run_line, "cells": Box.count_cell}
-        for what, action in actions.items():
-            for callers in dict.fromkeys((1, live)):
+        for system in systems:
+            system.note_memory()
+            boxes, first, in_all = await open_all(system, live)
+            live_boxes[system.name] = boxes
+            firsts[system.name] += first
+            took[system.name] += in_all
+            await asyncio.sleep(SECONDS_TO_REST)
+            idle[system.name] = system.memory(boxes) / live / 2**20
+        figures: dict[tuple[str, str, int], list[Cell]] = {}
+        for number, what, callers in itertools.product(range(rounds), ACTIONS, dict.fromkeys((1, live))):
+            for system in systems[:: -1 if number % 2 else 1]:
                 if what != "cells" or system.has_cells:
-                    figures[what, callers] = await _loop(system, boxes, action, what, callers, seconds)
-        alone = {what: figures.get((what, 1)) for what in actions}
-        at_once = {what: figures.get((what, live)) for what in actions}
-        return Row(
-            live=live,
-            system=system.name,
-            starts_per_second=len(firsts) / (alone_seconds + took),
-            first_ms=1000 * statistics.median(firsts),
-            first_p95_ms=1000 * percentile(firsts, 0.95),
-            commands_per_second=at_once["commands"].per_second,
-            lines_per_second=at_once["lines"].per_second,
-            cells_per_second=at_once["cells"] and at_once["cells"].per_second,
-            command_ms=alone["commands"].p50_ms,
-            command_p95_ms=alone["commands"].p95_ms,
-            line_ms=alone["lines"].p50_ms,
-            cell_ms=alone["cells"] and alone["cells"].p50_ms,
-            idle_mib=idle,
-            wrong=sum(cell.errors for cell in figures.values()),
-            load_average=os.getloadavg()[0],
-        )
+                    cell = await _loop(system, live_boxes[system.name], what, callers, seconds)
+                    figures.setdefault((system.name, what, callers), []).append(cell)
+        return [_row(s.name, live, firsts[s.name], took[s.name], figures, idle[s.name]) for s in systems]
     finally:
-        await close_all(boxes)
+        for boxes in live_boxes.values():
+            await close_all(boxes)
 
 
-async def _loop(
-    system: System,
-    boxes: Sequence[Box],
-    action: Callable[[Box], Awaitable[int]],
-    what: str,
-    callers: int,
-    seconds: float,
-) -> Any:
+def _row(
+    name: str,
+    live: int,
+    firsts: Sequence[float],
+    took: float,
+    figures: dict[tuple[str, str, int], list[Cell]],
+    idle: float,
+) -> Row:
+    medians = {key: middle(cells) for key, cells in figures.items() if key[0] == name}
+
+    def of(what: str, callers: int, field: str) -> Any:
+        """None for what the system does not do."""
+        cell = medians.get((name, what, callers))
+        return cell and getattr(cell, field)
+
+    return Row(
+        live=live,
+        system=name,
+        starts_per_second=len(firsts) / took,
+        first_ms=1000 * statistics.median(firsts),
+        first_p95_ms=1000 * percentile(firsts, 0.95),
+        commands_per_second=of("commands", live, "per_second"),
+        lines_per_second=of("lines", live, "per_second"),
+        cells_per_second=of("cells", live, "per_second"),
+        command_ms=of("commands", 1, "p50_ms"),
+        command_p95_ms=of("commands", 1, "p95_ms"),
+        line_ms=of("lines", 1, "p50_ms"),
+        cell_ms=of("cells", 1, "p50_ms"),
+        idle_mib=idle,
+        wrong=sum(cell.errors for cell in medians.values()),
+        load_average=os.getloadavg()[0],
+    )
+
+
+async def _loop(system: System, boxes: Sequence[Box], what: str, callers: int, seconds: float) -> Cell:
     """Keep as many busy as there are callers, each one call at a time."""
-    idle = deque(boxes[:callers])
+    idle, action = deque(boxes[:callers]), ACTIONS[what]
 
     async def call(_: int) -> int:
         box = idle.popleft()
@@ -428,9 +451,8 @@ async def _loop(
         finally:
             idle.append(box)
 
-    return await measure(
-        call, system=system.name, snippet=what, concurrency=callers, seconds=seconds, deadline_seconds=300
-    )
+    what_is = {"system": system.name, "snippet": what, "concurrency": callers, "seconds": seconds}
+    return await measure(call, **what_is, deadline_seconds=300)
 
 
 async def bare_run(engine: ContainerEngine, image: str) -> float:
@@ -487,6 +509,8 @@ async def fork_and_verify(system: System) -> dict[str, float]:
     await box.run(["bash", "-c", f"for i in $(seq {FILES}); do head -c 4096 /dev/urandom > f$i; done"])
     forks, verifications = [], []
     for _ in range(REPEATS):
+        if isinstance(system, Sessions):  # which are forked with their Python state
+            await box.run_cell("x = 1")
         begun = time.perf_counter()
         branch = await box.sandbox.fork()
         forks.append(time.perf_counter() - begun)
@@ -502,7 +526,14 @@ async def fork_and_verify(system: System) -> dict[str, float]:
 
 
 async def run(
-    engine_name: str, image: str, levels: list[int], seconds: float, peers: Sequence[str], python: str, peer_image: str
+    engine_name: str,
+    image: str,
+    levels: list[int],
+    seconds: float,
+    rounds: int,
+    peers: Sequence[str],
+    python: str,
+    peer_image: str,
 ) -> tuple[list[Row], dict[str, Any]]:
     """All figures."""
     engine, settings = ContainerEngine(engine_name), ContainerSettings(engine_name, image)
@@ -515,15 +546,15 @@ async def run(
         systems.sort(key=lambda system: SYSTEMS.index(system.name))
         facts["bare_run_ms"] = await bare_run(engine, image)
         with Progress(*columns, console=console) as progress:
-            task = progress.add_task("", total=(len(levels) + 1) * len(systems))
-            for level, system in itertools.product(levels, systems):
-                progress.update(task, description=f"{level} live: {system.name}")
+            task = progress.add_task("", total=len(levels) + len(systems))
+            for level in levels:
+                progress.update(task, description=f"{level} live")
                 try:
-                    rows.append(await measure_level(system, level, seconds))
-                    progress.console.print(str(rows[-1]))
+                    rows += await measure_level(systems, level, seconds, rounds)
                 except (RuntimeError, OSError, SandboxError, ToolFault, asyncio.TimeoutError) as error:
-                    facts["failures"][f"{system.name}, {level} live"] = f"{type(error).__name__}: {error}"[:500]
-                    progress.console.print(f"[red]{system.name}, {level} live: {error}")
+                    facts["failures"][level] = f"{type(error).__name__}: {error}"[:500]
+                    progress.console.print(f"[red]{level} live: {error}")
+                progress.console.print(markdown([row for row in rows if row.live == level]), highlight=False)
                 progress.advance(task)
             for system in systems:
                 progress.update(task, description=f"turns, forks: {system.name}")
@@ -620,7 +651,8 @@ def main(
     peers: Annotated[str, typer.Option(help="Beside `container`, comma separated.")] = "session,exec,swe-rex",
     swerex_python: Annotated[str, typer.Option(help="A Python that has swe-rex.")] = "/tmp/peers_swerex/bin/python",
     swerex_image: Annotated[str, typer.Option(help="An image that has swerex-remote.")] = "local/swerex:1",
-    seconds: Annotated[float, typer.Option(help="How long each figure is measured.")] = 4.0,
+    seconds: Annotated[float, typer.Option(help="How long a round keeps a system busy.")] = 2.0,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is measured; the median counts.")] = 3,
     output: Annotated[Path, typer.Option(help="Where the figures go, as JSON.")] = Path(
         "outputs/benchmarks/containers.json"
     ),
@@ -630,7 +662,7 @@ def main(
     if unknown := set(others) - set(SYSTEMS):
         raise typer.BadParameter(f"{sorted(unknown)}; there are {', '.join(SYSTEMS)}", param_hint="--peers")
     levels = [int(level) for level in live.split(",")]
-    rows, facts = asyncio.run(run(engine, image, levels, seconds, others, swerex_python, swerex_image))
+    rows, facts = asyncio.run(run(engine, image, levels, seconds, rounds, others, swerex_python, swerex_image))
     reached = aims(rows, facts)
     lines = ["| aim | result | met |", "|---|---|---|"]
     lines += [f"| {aim} | {result} | {'yes' if met else 'no'} |" for aim, result, met in reached]

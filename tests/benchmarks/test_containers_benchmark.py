@@ -53,17 +53,18 @@ def system_of(benchmark: ModuleType, name: str, forgets: bool = False) -> object
 async def test_a_level_is_measured_and_ended(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "SECONDS_TO_REST", 0.0)
     system = system_of(benchmark, "container")
-    row = await benchmark.measure_level(system, 3, 0.01)
+    (row,) = await benchmark.measure_level([system], 3, 0.01, 2)
     assert (row.live, row.system, row.idle_mib, row.wrong) == (3, "container", 1.0, 0)
     assert row.cells_per_second > 0
     assert len(system.closed) == 3
-    forgetful = await benchmark.measure_level(system_of(benchmark, "session", forgets=True), 1, 0.01)
+    (forgetful,) = await benchmark.measure_level([system_of(benchmark, "session", forgets=True)], 1, 0.01, 1)
     assert forgetful.wrong > 0
 
 
 async def test_the_table_and_the_aims(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "SECONDS_TO_REST", 0.0)
-    rows = [await benchmark.measure_level(system_of(benchmark, name), 1, 0.01) for name in ("session", "container")]
+    systems = [system_of(benchmark, name) for name in ("session", "container")]
+    rows = await benchmark.measure_level(systems, 1, 0.01, 1)
     lines = benchmark.markdown(rows).splitlines()
     assert len(lines) == 4
     assert len({line.count("|") for line in lines}) == 1
