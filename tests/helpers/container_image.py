@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-NAME = "localhost/verl-tool-tests:1"
+NAME = "localhost/verl-tool-tests:2"
 _PROGRAMS = """
     bash sh cat chmod chown cp cut date dirname basename du env expr false find git grep head id kill
     ln ls mkdir mkfifo mktemp mv nohup od printenv printf pwd readlink realpath rm rmdir sed seq
@@ -25,6 +25,8 @@ _ACCOUNTS = {
     "etc/group": "root:x:0:\nnogroup:x:65534:\n",
 }
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+_LOADED_BY_OTHERS = ("librt.so.1", "libpthread.so.0", "libdl.so.2", "libgcc_s.so.1", "libstdc++.so.6", "libresolv.so.2")
+"""Libraries that no program here needs, but agents that are mounted do."""
 _LEFT_OUT = {
     "site-packages",
     "test",
@@ -83,6 +85,8 @@ def _write(file: object) -> None:
         for extension in (standard / "lib-dynload").glob("*.so"):
             libraries |= _libraries(str(extension))
         libraries |= _libraries(python)
+        beside = Path(os.path.realpath(libraries["libc.so.6"])).parent
+        libraries |= {name: str(beside / name) for name in _LOADED_BY_OTHERS if (beside / name).exists()}
         for name, path in libraries.items():
             folder = "usr/local/lib" if "libpython" in name else "usr/lib"
             archive.add(os.path.realpath(path), f"{folder}/{name}", filter=_of_root)

@@ -7,6 +7,7 @@ import base64
 import itertools
 import json
 import os
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -178,7 +179,7 @@ class ResidentClient:
             head, body = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
             header: dict[str, Any] = json.loads(await self._reader.readexactly(head))
             return header, await self._reader.readexactly(body) if body else b""
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, struct.error, ConnectionError):
             raise ResidentExitedError from None
 
     def _lose_all(self) -> None:

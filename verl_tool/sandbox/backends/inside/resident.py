@@ -420,9 +420,10 @@ class Streams:
 
     def input(self, content):
         """Of its stdin; empty: the end."""
-        self._pending += content
-        self._ends = self._ends or not content
-        self._feed()
+        if self._input_fd >= 0:
+            self._pending += content
+            self._ends = self._ends or not content
+            self._feed()
 
     def taken(self, stream, size):
         self._window[stream] += size

@@ -5,6 +5,7 @@ A container ends by itself when the process that started it does. What remains i
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -30,20 +31,37 @@ async def remove_orphans(engine: ContainerEngine) -> int:
 
     Raises SandboxError if the command line cannot be run. What cannot be removed stays.
     """
-    found = 0
-    format = f'{{{{.Names}}}} {{{{.Label "{OWNER_LABEL}"}}}}'
-    lists = (
-        (["ps", "--all", "--filter", f"label={OWNER_LABEL}", "--format", format], "rm"),
-        (["images", "--format", "{{.Repository}}:{{.Tag}} {{.Tag}}", COMMIT_REPOSITORY], "rmi"),
+    listed = await engine.run(
+        ["ps", "--all", "--filter", f"label={OWNER_LABEL}", "--format", "{{json .}}"], seconds=_SECONDS
     )
-    for ask, remove in lists:
-        listed = await engine.run(ask, seconds=_SECONDS)
-        for line in listed.stdout.decode(errors="replace").splitlines():
-            name, _, words = line.partition(" ")
-            if _has_ended(words):
+    containers = [(name, labels.get(OWNER_LABEL, "")) for name, labels in _containers(listed.stdout.decode())]
+    listed = await engine.run(["images", "--format", "{{.Tag}}", COMMIT_REPOSITORY], seconds=_SECONDS)
+    images = [(f"{COMMIT_REPOSITORY}:{tag}", tag) for tag in _lines(listed.stdout)]
+    found = 0
+    for remove, names in (("rm", containers), ("rmi", images)):
+        for name, owner_name in names:
+            if _has_ended(owner_name):
                 found += 1
                 await engine.run([remove, "--force", name], seconds=_SECONDS)
     return found
+
+
+def _lines(output: bytes) -> list[str]:
+    return output.decode(errors="replace").splitlines()
+
+
+def _containers(listed: str) -> list[tuple[str, dict[str, str]]]:
+    """Names and labels of containers: podman prints a list, docker an object in each line."""
+    found = json.loads(listed) if listed.startswith("[") else [json.loads(line) for line in listed.splitlines()]
+    return [(_name(each["Names"]), _labels(each["Labels"])) for each in found]
+
+
+def _name(names: str | list[str]) -> str:
+    return names if isinstance(names, str) else names[0]
+
+
+def _labels(labels: str | dict[str, str] | None) -> dict[str, str]:
+    return dict(label.partition("=")[::2] for label in labels.split(",")) if isinstance(labels, str) else labels or {}
 
 
 def _has_ended(name: str) -> bool:
