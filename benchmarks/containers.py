@@ -547,15 +547,6 @@ async def run(
         facts["bare_run_ms"] = await bare_run(engine, image)
         with Progress(*columns, console=console) as progress:
             task = progress.add_task("", total=len(levels) + len(systems))
-            for level in levels:
-                progress.update(task, description=f"{level} live")
-                try:
-                    rows += await measure_level(systems, level, seconds, rounds)
-                except (RuntimeError, OSError, SandboxError, ToolFault, asyncio.TimeoutError) as error:
-                    facts["failures"][level] = f"{type(error).__name__}: {error}"[:500]
-                    progress.console.print(f"[red]{level} live: {error}")
-                progress.console.print(markdown([row for row in rows if row.live == level]), highlight=False)
-                progress.advance(task)
             for system in systems:
                 progress.update(task, description=f"turns, forks: {system.name}")
                 facts["turns"][system.name] = await later_turns(system)
@@ -565,6 +556,16 @@ async def run(
                     box = await system.open()
                     facts["swe_rex_shell_ms"] = await box.shell_milliseconds(20)
                     await box.close()
+                progress.advance(task)
+            progress.console.print(facts, highlight=False)
+            for level in levels:
+                progress.update(task, description=f"{level} live")
+                try:
+                    rows += await measure_level(systems, level, seconds, rounds)
+                except (RuntimeError, OSError, SandboxError, ToolFault, asyncio.TimeoutError) as error:
+                    facts["failures"][level] = f"{type(error).__name__}: {error}"[:500]
+                    progress.console.print(f"[red]{level} live: {error}")
+                progress.console.print(markdown([row for row in rows if row.live == level]), highlight=False)
                 progress.advance(task)
         if "container" in facts["fork_and_verify"]:
             writable = Containers(ContainerSettings(engine_name, image, writable=True, workdir="/box/work"))
