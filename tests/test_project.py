@@ -189,6 +189,7 @@ FULL_FOLDERS = {
     "tests/servers/tools": "one file a tool",
     "verl_tool/agent_workers/reward_manager": "one a manager",
     "tests/helpers": "one a helper, all on the path of the tests",
+    "tests/benchmarks": "one a benchmark",
 }
 
 

@@ -226,6 +226,34 @@ async def test_all_programs_are_ended_and_files_stay(container: Container) -> No
     assert await container.read_file("kept") == b"y"
 
 
+async def test_no_program_is_left_once_all_are_ended(container: Container) -> None:
+    assert container._resident is not None
+    for _ in range(10):
+        await container.spawn_inside(["sleep", "306"])
+        await container.end_programs()
+        assert container._resident.programs == 0, "a fork would be rejected"
+
+
+async def test_a_program_that_cannot_be_started_is_not_counted() -> None:
+    async with Container(ContainerSettings(real("podman"), REAL_IMAGE), LIMITS) as container:
+        starts = [container.spawn_inside(["sleep", "306"]) for _ in range(LIMITS.processes + 10)]
+        results = await asyncio.gather(*starts, return_exceptions=True)
+        assert any("no program can be started" in str(result) for result in results)
+        await container.end_programs()
+        assert container._resident is not None
+        assert container._resident.programs == 0
+        assert (await container.exec("echo well")).stdout == "well\n"
+
+
+async def test_programs_find_no_descriptors_but_their_streams(container: Container) -> None:
+    for _ in range(3):
+        assert (await container.exec("ls /proc/self/fd")).stdout == "0\n1\n2\n3\n", "3 is the folder"
+    large = "x" * 100_000
+    assert (await container.exec(["bash", "-c", "echo ${#A}${#B}${#C}"], env=dict.fromkeys("ABC", large))).stdout == (
+        "100000" * 3 + "\n"
+    )
+
+
 async def test_one_that_does_not_answer_is_lost(
     alone: ContainerSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -131,6 +131,9 @@ class ResidentClient:
         try:
             program_fields: dict[str, Any] = {"argv": list(arguments), "env": dict(env), "cwd": cwd, "python": python}
             await self.request(number, "spawn", terminal=terminal, **program_fields)
+        except OSError:
+            del self._programs[number]
+            raise
         except BaseException:
             if self.alive:
                 self.post({"id": 0, "op": "kill", "of": number})

@@ -3,7 +3,8 @@
 Both speak by frames over its stdin and stdout: the lengths of a header and of a payload, the header as JSON, and the
 payload. Python 3.8 or newer, with ctypes. The programs have a user of their own and none of its capabilities, so that
 they can neither end it nor see its memory. For each program there is a *keeper*: a fork of this process that starts the
-program, and when that has ended, or at its deadline, ends whatever the program has started and left.
+program, and when that has ended, or at its deadline, ends whatever the program has started and left. One keeper waits
+for the next program, with a fork that becomes it: a command then takes no fork before it is executed.
 
     request                                                     answer, with the same id
     run      argv, env, cwd, seconds, bytes; payload: stdin     status, limit, written, order; payload: what was written
@@ -41,7 +42,8 @@ import warnings  # noqa: F401  (`os.execvpe` imports it, as a user who may not b
 
 HEAD = struct.Struct(">II")
 REPORT = struct.Struct(">ii")
-"""Of a keeper: the program's process id, or 0 and an errno; then, at its end, its wait status and an unused number."""
+"""Of a keeper: the process id of the program to be, or 0 and an errno; then, at its end, its wait status and an unused
+number; and so on."""
 WINDOW_BYTES = 1 << 18
 """Of a spawned program's output that the server has not taken."""
 READ_BYTES = 1 << 16
@@ -210,24 +212,25 @@ def write_file(path, content, mode, make):
 
 
 class Keeper:
-    """What the fork that keeps a program does."""
+    """What the fork that keeps programs, one after the other, does."""
 
-    def __init__(self, user, message, streams, report, terminal):
-        self._user, self._message, self._streams = user, message, streams
-        self._report, self._terminal = report, terminal
+    def __init__(self, user, channel, report):
+        self._user, self._channel, self._report = user, channel, report
+        self._turn, self._is_user = 0, False
 
     def keep(self):
-        """Start the program, wait, end what it left. Never returns."""
+        """Have a fork ready to become the program, wait, end what it left; again, until a signal. Never returns."""
         try:
             prctl(_PR_SET_CHILD_SUBREAPER, 1)
             self._close_others()
-            program = os.fork()
-            if program == 0:
-                self._become_program()
-            for fd in set(self._streams):
-                os.close(fd)
-            os.write(self._report, REPORT.pack(program, 0))
-            self._wait(program)
+            goes_on = True
+            while goes_on:
+                program = os.fork()
+                if program == 0:
+                    self._become_program()
+                os.write(self._report, REPORT.pack(program, 0))
+                goes_on = self._wait(program)
+                self._turn += 1
         except OSError as error:
             os.write(self._report, REPORT.pack(0, error.errno or errno.EIO))
         finally:
@@ -239,7 +242,7 @@ class Keeper:
         for fd in (0, 1, 2):
             os.dup2(null, fd)
         low = 3
-        for fd in sorted({*self._streams, self._report}):
+        for fd in sorted({self._channel.fileno(), self._report}):
             os.closerange(low, fd)
             low = fd + 1
         os.closerange(low, os.sysconf("SC_OPEN_MAX"))
@@ -247,13 +250,20 @@ class Keeper:
     def _become_program(self):
         """Execute the program, or exit with a message on stderr and an exit code like a shell."""
         os.setsid()
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-        if self._terminal:
-            fcntl.ioctl(self._streams[0], termios.TIOCSCTTY, 0)
-        for number, fd in enumerate([os.dup(fd) for fd in self._streams]):
+        os.close(self._report)
+        message, streams = receive_order(self._channel, self._turn)
+        self._channel.close()
+        with contextlib.suppress(OSError):
+            fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+            os.write(fd, b"1000")
+            os.close(fd)
+        if message.get("terminal"):
+            fcntl.ioctl(streams[0], termios.TIOCSCTTY, 0)
+        for number, fd in enumerate(streams):
             os.dup2(fd, number)
-        at, code = self._message["cwd"], self._message["python"]
+        for fd in streams:
+            os.close(fd)
+        at, code = message["cwd"], message["python"]
         if code is not None:
             import tarfile  # noqa: F401  (for the code, whose user may not be able to read it)
         try:
@@ -265,19 +275,20 @@ class Keeper:
             if code is not None:
                 exec(code, {"__name__": "__main__"})
                 os._exit(0)
-            at = self._message["argv"][0]
-            words = [word.encode("utf-8", "surrogatepass") for word in self._message["argv"]]
-            os.execvpe(words[0], words, {**os.environ, **self._message["env"]})
+            at = message["argv"][0]
+            words = [word.encode("utf-8", "surrogatepass") for word in message["argv"]]
+            os.execvpe(words[0], words, {**os.environ, **message["env"]})
         except BaseException as error:  # noqa: BLE001  (such as an embedded NUL)
             reason = error.strerror if isinstance(error, OSError) else error
             os.write(2, f"{at}: {reason}\n".encode(errors="replace"))
             os._exit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_RUN)
 
     def _wait(self, program):
-        status = None
+        """Whether this process can keep another program."""
+        status, goes_on = None, True
         while status is None:
             if signal.sigwait(_SIGNALS) == signal.SIGTERM:
-                status = self._ended(program, signal.SIGKILL)
+                status, goes_on = signal.SIGKILL, False
                 break
             with contextlib.suppress(ChildProcessError):
                 while True:
@@ -288,10 +299,11 @@ class Keeper:
                         status = ended
         status = self._ended(program, status)
         os.write(self._report, REPORT.pack(status, 0))
+        return goes_on and not self._is_user
 
     def _ended(self, program, status):
         """End all that descends from this process; the program's wait status."""
-        deadline, is_user = time.monotonic() + END_SECONDS, False
+        deadline = time.monotonic() + END_SECONDS
         while True:
             try:
                 while True:
@@ -307,12 +319,37 @@ class Keeper:
                     os.kill(pid, signal.SIGKILL)
             if time.monotonic() > deadline and self._user.separate:
                 # They start others faster than they are found. No process of that user outlives one `kill` of all.
-                if not is_user:
+                if not self._is_user:
                     self._user.become()
-                    is_user = True
+                    self._is_user = True
                 with contextlib.suppress(OSError):
                     os.kill(-1, signal.SIGKILL)
             time.sleep(0.001)
+
+
+ORDER = struct.Struct(">II")
+"""Before a program for a keeper: its length, and how many programs the keeper had before."""
+
+
+def send_order(channel, turn, message, streams):
+    """Tell a keeper's fork which program to become, on which descriptors. Raises OSError if it is gone."""
+    body = json.dumps(message).encode()
+    data = memoryview(ORDER.pack(len(body), turn) + body)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("3i", *streams))]
+    channel.sendall(data[channel.sendmsg([data], rights) :])
+
+
+def receive_order(channel, turn):
+    """What `send_order` has sent. Exits if nothing comes any more, or if it is for a fork that was killed."""
+    data, rights, _, _ = channel.recvmsg(READ_BYTES, socket.CMSG_SPACE(12), socket.MSG_CMSG_CLOEXEC)
+    while data and len(data) < ORDER.size + ORDER.unpack_from(data)[0]:
+        part = channel.recv(1 << 20)
+        if not part:
+            os._exit(0)
+        data += part
+    if not data or ORDER.unpack_from(data)[1] != turn:
+        os._exit(0)
+    return json.loads(data[ORDER.size :]), struct.unpack("3i", rights[0][2])
 
 
 def descendants(ancestor):
@@ -337,18 +374,73 @@ def descendants(ancestor):
 def oom_kills():
     """How many processes of this container the kernel has killed for their memory; -1 if that is not known."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        with contextlib.suppress(OSError), open(path) as file:
-            for line in file:
-                name, _, number = line.partition(" ")
-                if name == "oom_kill":
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                lines = os.read(fd, READ_BYTES).splitlines()
+            finally:
+                os.close(fd)
+            for line in lines:
+                name, _, number = line.partition(b" ")
+                if name == b"oom_kill":
                     return int(number)
     return -1
+
+
+class KeeperClient:
+    """A keeper, as the resident sees it."""
+
+    def __init__(self, user):
+        """Raises OSError if no process can be started."""
+        self.leader = 0
+        """The process that is or becomes the program; 0 until it is reported, and after its end."""
+        self._turn = 0
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.report, report = os.pipe()
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                Keeper(user, theirs, report).keep()
+        except OSError:
+            self.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(report)
+
+    def send(self, message, streams):
+        """Have it start a program. Raises OSError if it has ended."""
+        send_order(self.channel, self._turn, message, streams)
+
+    def read_report(self):
+        """The process that becomes its program, or the wait status of the one before, and an errno; None after its
+        end, or if it could not start one. (`leader` says which.)"""
+        report = os.read(self.report, REPORT.size)
+        if len(report) < REPORT.size:
+            return None
+        first, failure = REPORT.unpack(report)
+        if self.leader:
+            self._turn += 1
+            self.leader = 0
+        else:
+            self.leader = first
+        return first, failure
+
+    def kill(self):
+        """End its program, and then itself."""
+        if self.pid:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGTERM)
+
+    def close(self):
+        self.channel.close()
+        os.close(self.report)
 
 
 class Streams:
     """Descriptors whose bytes go to the server, and one that takes bytes of it."""
 
-    keeper = 0
+    keeper = None
     """Process id of the fork that keeps the program; 0 if there is none, or it has ended."""
     deadline = None
 
@@ -483,8 +575,8 @@ class PassedConnection(Streams):
             self._resident.forget(self._socket.fileno())
             self._outputs, self._input_fd = {}, -1
             self._socket.close()
-            self._resident.finished(self)
             self._resident.send({"id": self.id, "status": 0})
+            self._resident.finished(self)
 
 
 class StartedProgram(Streams):
@@ -492,7 +584,7 @@ class StartedProgram(Streams):
 
     def __init__(self, resident, message, stdin):
         super().__init__(resident, message["id"])
-        self.limit = None
+        self.limit, self._killed = None, False
         self.leader = 0
         self._spawned = message["op"] == "spawn"
         self._terminal = bool(message.get("terminal"))
@@ -521,32 +613,31 @@ class StartedProgram(Streams):
             pairs = [os.pipe() for _ in range(3)]
             streams = [pairs[0][0], pairs[1][1], pairs[2][1]]
             self._input_fd, outputs = pairs[0][1], {pairs[1][0]: 1, pairs[2][0]: 2}
-        self._report, report = os.pipe()
         try:
-            self.keeper = os.fork()
+            self.keeper = self._resident.take_keeper(self._message, streams)
         except OSError:
-            for fd in {*streams, self._input_fd, *outputs, self._report, report}:
+            for fd in {self._input_fd, *outputs}:
                 os.close(fd)
             raise
-        if self.keeper == 0:
-            Keeper(self._resident.user, self._message, streams, report, self._terminal).keep()
-        for fd in {*streams, report}:
-            os.close(fd)
+        finally:
+            for fd in set(streams):
+                os.close(fd)
         self._outputs = outputs
         for fd in {*outputs, self._input_fd}:
             os.set_blocking(fd, False)
-        self._resident.watch(self._report, selectors.EVENT_READ, self._reported)
+        self._resident.watch(self.keeper.report, selectors.EVENT_READ, self._reported)
+        if self.keeper.leader:
+            self._lead(self.keeper.leader)
         if not self._spawned:
             self.deadline = self._started + self._message["seconds"]
         self._feed()
 
     def kill(self, limit=None):
         """End it and all that it started. Its status comes."""
-        if self._status is None and self.limit is None and self.keeper:
-            self.limit = limit
+        if self._status is None and not self._killed:
+            self._killed, self.limit = True, limit
             self.deadline = None
-            with contextlib.suppress(OSError):
-                os.kill(self.keeper, signal.SIGTERM)
+            self.keeper.kill()
 
     def signal(self, number):
         """The leader of its terminal's session, and the group in the foreground, after a signal to that; 0 and 0 if
@@ -582,31 +673,40 @@ class StartedProgram(Streams):
         if not self._terminal:
             super()._end_input()
 
+    def _lead(self, leader):
+        self.leader = leader
+        if self._spawned:
+            self._resident.send({"id": self.id, "started": True})
+
     def _reported(self, fd):
-        report = os.read(fd, REPORT.size)
-        if len(report) < REPORT.size:  # the keeper was killed, for this container's memory
+        report = self.keeper.read_report()
+        if report is None:  # the keeper was killed, for this container's memory
             self._status = signal.SIGKILL
             self._resident.end_user()
         elif self.leader:
-            self._status = REPORT.unpack(report)[0]
+            self._status = report[0]
+        elif self.keeper.leader:
+            self._lead(self.keeper.leader)
+            return
         else:
-            self.leader, failure = REPORT.unpack(report)
-            if self.leader:
-                if self._spawned:
-                    self._resident.send({"id": self.id, "started": True})
-                return
-            self._status = 0
+            self._status, failure = 0, report[1]
         self._resident.forget(fd)
-        os.close(fd)
+        if report is None or not self.leader or self._killed:
+            self.keeper.close()
+        else:
+            self._resident.give_back(self.keeper)
         for output in list(self._outputs):
             for _ in range(_READS_AFTER_END):
                 if not self._read(output):
                     break
         self._close()
-        self._resident.finished(self)
         if not self.leader and report:
             self._resident.send({"id": self.id, "error": failure})
-            return
+        else:
+            self._send_status()
+        self._resident.finished(self)
+
+    def _send_status(self):
         limit = self.limit
         if limit is None and self._status == signal.SIGKILL and -1 < self._oom_kills < oom_kills():
             limit = "memory_bytes"
@@ -635,10 +735,14 @@ class Resident:
         self._ending = []
         """Ids of requests to end all programs."""
         self._connections = itertools.count(-1, -1)
+        self._idle = None
+        """A keeper without a program."""
 
     def serve(self):
         """Answer requests until stdin ends, or its time is up."""
         self.watch(0, selectors.EVENT_READ, self._received)
+        with contextlib.suppress(OSError):
+            self.give_back(KeeperClient(self.user))
         while time.monotonic() < self._ends:
             timed = [program for program in self._programs.values() if program.deadline is not None]
             deadlines = [program.deadline for program in timed]
@@ -660,9 +764,42 @@ class Resident:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return
-                for program in self._programs.values():
-                    if program.keeper == pid:  # whose number may be another's from now on
-                        program.keeper = 0
+                for keeper in [self._idle, *(program.keeper for program in self._programs.values())]:
+                    if keeper is not None and keeper.pid == pid:  # whose number may be another's from now on
+                        keeper.pid = 0
+
+    def take_keeper(self, message, streams):
+        """A keeper that has been sent a program. Raises OSError if no process can be started."""
+        keeper, self._idle = self._idle, None
+        if keeper is not None:
+            self.forget(keeper.report)
+            try:
+                keeper.send(message, streams)
+            except OSError:
+                keeper.close()
+            else:
+                return keeper
+        keeper = KeeperClient(self.user)
+        with contextlib.suppress(OSError):  # it reports why
+            keeper.send(message, streams)
+        return keeper
+
+    def give_back(self, keeper):
+        """Have a keeper wait for the next program, or end if another one does."""
+        if self._idle is not None:
+            keeper.kill()
+            keeper.close()
+            return
+        self._idle = keeper
+        self.watch(keeper.report, selectors.EVENT_READ, self._reported_idle)
+
+    def _reported_idle(self, fd):
+        keeper = self._idle
+        had_program, report = keeper.leader, keeper.read_report()
+        if report is None or not (had_program or keeper.leader):
+            self.forget(fd)
+            keeper.close()
+            self._idle = None
 
     def end_user(self):
         """End all processes of the programs' user."""
@@ -695,6 +832,7 @@ class Resident:
                 os._exit(0)
 
     def finished(self, program):
+        """Forget a program whose end has been reported: the answer to `end` comes after it."""
         self._programs.pop(program.id, None)
         if self._ending and not self._programs:
             self.end_user()

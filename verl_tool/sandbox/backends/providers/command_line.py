@@ -17,7 +17,8 @@ LABEL = "verl-tool=workspace"
 """Label of every container. ``docker ps --filter label=verl-tool`` lists them."""
 _ASK_SECONDS = 60.0
 _PULL_SECONDS = 1800.0
-_REMOVE_SECONDS = 20.0
+_REMOVE_SECONDS = 60.0
+"""Podman waits 10 s for a container whose conmon was killed. A removal that is cut off leaves mounts behind."""
 _COMMIT_SECONDS = 120.0
 _FORMAT = "{{.Config.User}}\n{{.Config.WorkingDir}}"
 _MAX_COMPLAINT_CHARACTERS = 500
