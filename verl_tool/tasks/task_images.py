@@ -23,12 +23,12 @@ class TaskImage:
 
     @property
     def warning(self) -> str:
-        """What its user can do to the verifier; empty if that is nothing."""
+        """What the verifier does not see because of its user; empty if it sees all."""
         if self.user.partition(":")[0] not in ("root", "0"):
             return ""
         return (
-            "programs are root in its image, and can replace those that the verifier runs, such as python3; give it "
-            "another USER"
+            "programs are root in its image, so that its verifier sees the work folder and /tmp on a fresh image, and "
+            "no other change; give the image another USER if it checks more"
         )
 
 

@@ -230,20 +230,23 @@ class Container:
 
     @contextlib.asynccontextmanager
     async def companion(self, limits: SessionLimits, folders: Sequence[str] = ()) -> AsyncIterator[Container]:
-        """Start a second container of the same image, with what this one has changed of it, for programs that judge the
-        results of this one. folders: of `ContainerSettings`, in addition. `copy_files` copies what is in memory, and
-        where the provider does not commit, the work folder, and nothing else that was changed. Raises the errors of
-        `start`."""
+        """Start a second container of the same image, for programs that judge the results of this one. folders: of
+        `ContainerSettings`, in addition. It has what this one has changed of its image, but only the work folder if
+        programs are root (see `trust_image`), or the provider does not commit. `copy_files` copies the rest. Raises the
+        errors of `start`."""
         async with self._turn():
-            settings = await self._committed()
+            settings = self._settings if self._copies_work_folder() else await self._committed()
         async with Container(replace(settings, folders=(*settings.folders, *folders)), limits) as companion:
             yield companion
 
     async def copy_files(self, target: Container, wall_seconds: float) -> str:
-        """Copy the folders in memory to those of another container, including modes, times and links. Returns the
-        reason if not everything was copied, and otherwise an empty text. Raises ToolFault ``state_lost``."""
+        """Copy the folders in memory to those of its companion, and the work folder if it has none of the changes,
+        including modes, times and links. Returns the reason if not everything was copied, and otherwise an empty text.
+        Raises ToolFault ``state_lost``."""
         async with self._turn():
-            return await self._copy_to(target, wall_seconds)
+            in_memory = (wire.WORK_DIRECTORY, "/tmp")
+            copied = self._copies_work_folder() and self.work_directory not in in_memory
+            return await self._copy_to(target, wall_seconds, (self.work_directory,) if copied else ())
 
     def calls(self, folder: str) -> ContainerCalls:
         """The requests that its programs write to a folder, for `CommandRelay`."""
@@ -257,9 +260,6 @@ class Container:
         """Settings for a container with the files of this one's image as they are now."""
         if not self._settings.writable:
             return self._settings
-        if not self.provider.commits:
-            self._check_copied()
-            return self._settings
         try:
             image = await self.provider.commit(self.name)
         except SandboxError:
@@ -267,24 +267,25 @@ class Container:
             raise
         return replace(self._settings, image=image, committed=self._image)
 
-    def _check_copied(self) -> None:
-        """Raise SandboxError if the work folder cannot stand for all that its programs have changed."""
-        if self.require().user[0] != 0:
-            reason = "its programs are not root, who alone can copy all of its work folder"
-        elif self.work_directory.strip("/") == "":
-            reason = "its work folder is /; set workdir"
+    def _copies_work_folder(self) -> bool:
+        """Whether a companion has a fresh image with a copy of the work folder. Raises SandboxError if that folder
+        cannot stand for all that programs have changed."""
+        settings, is_root = self._settings, self.require().user[0] == 0
+        if not settings.writable or (self.provider.commits and (settings.trust_image or not is_root)):
+            return False
+        if not is_root:
+            reason = f"{self.provider.name} commits none, and programs are not root, who alone can copy all of it"
+        elif not self.work_directory.strip("/"):
+            reason = "its work folder is /; set workdir" + (", or trust_image" if self.provider.commits else "")
         else:
-            return
-        words = f"the results of a container of {self.provider.name}, which cannot be committed, cannot be judged"
-        raise SandboxError(f"{words}: {reason}", retryable=False)
+            return True
+        raise SandboxError(f"the results of a container cannot be judged: {reason}", retryable=False)
 
-    async def _copy_to(self, target: Container, wall_seconds: float) -> str:
-        folders: tuple[str, ...] = (wire.WORK_DIRECTORY, "/tmp")
-        replaced: tuple[str, ...] = ()
-        if self._settings.writable and not self.provider.commits and self.work_directory not in folders:
-            replaced = (self.work_directory,)
+    async def _copy_to(self, target: Container, wall_seconds: float, replaced: Sequence[str] = ()) -> str:
+        """replaced: folders that are emptied before."""
+        folders = (wire.WORK_DIRECTORY, "/tmp")
         packing = await self.spawn_inside([], cwd="/", python=_archive("pack", (*folders, *replaced)))
-        unpacking = await target.spawn_inside([], cwd="/", python=_archive("unpack", replaced))
+        unpacking = await target.spawn_inside([], cwd="/", python=_archive("unpack", tuple(replaced)))
         complaints = [asyncio.ensure_future(program.stderr.read()) for program in (packing, unpacking)]
 
         async def pump() -> tuple[int, int]:

@@ -34,6 +34,9 @@ class ContainerSettings:
     """Programs are the image's own user, and may change the image's files."""
     user: str = ""
     """If `writable`: the programs' user, in place of the image's, which providers on other machines do not know."""
+    trust_image: bool = False
+    """Where programs are root: verifiers run on all that they have changed of the image, and not on a fresh image with
+    a copy of the work folder and /tmp. Programs of the image, such as a replaced python3, are then the trajectory's."""
     workdir: str = ""
     """Where its programs start, and relative paths begin. Defaults to that of the image if `writable`, else to a folder
     in memory, ``/box/work``."""

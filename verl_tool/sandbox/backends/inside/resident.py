@@ -288,7 +288,7 @@ class Keeper:
         status, goes_on = None, True
         while status is None:
             if signal.sigwait(_SIGNALS) == signal.SIGTERM:
-                status, goes_on = signal.SIGKILL, False
+                status, goes_on = int(signal.SIGKILL), False
                 break
             with contextlib.suppress(ChildProcessError):
                 while True:
@@ -440,8 +440,6 @@ class KeeperClient:
 class Streams:
     """Descriptors whose bytes go to the server, and one that takes bytes of it."""
 
-    keeper = None
-    """Process id of the fork that keeps the program; 0 if there is none, or it has ended."""
     deadline = None
 
     def __init__(self, resident, number):
@@ -614,7 +612,7 @@ class StartedProgram(Streams):
             streams = [pairs[0][0], pairs[1][1], pairs[2][1]]
             self._input_fd, outputs = pairs[0][1], {pairs[1][0]: 1, pairs[2][0]: 2}
         try:
-            self.keeper = self._resident.take_keeper(self._message, streams)
+            self._keeper = self._resident.take_keeper(self._message, streams)
         except OSError:
             for fd in {self._input_fd, *outputs}:
                 os.close(fd)
@@ -625,9 +623,9 @@ class StartedProgram(Streams):
         self._outputs = outputs
         for fd in {*outputs, self._input_fd}:
             os.set_blocking(fd, False)
-        self._resident.watch(self.keeper.report, selectors.EVENT_READ, self._reported)
-        if self.keeper.leader:
-            self._lead(self.keeper.leader)
+        self._resident.watch(self._keeper.report, selectors.EVENT_READ, self._reported)
+        if self._keeper.leader:
+            self._lead(self._keeper.leader)
         if not self._spawned:
             self.deadline = self._started + self._message["seconds"]
         self._feed()
@@ -637,7 +635,7 @@ class StartedProgram(Streams):
         if self._status is None and not self._killed:
             self._killed, self.limit = True, limit
             self.deadline = None
-            self.keeper.kill()
+            self._keeper.kill()
 
     def signal(self, number):
         """The leader of its terminal's session, and the group in the foreground, after a signal to that; 0 and 0 if
@@ -679,22 +677,22 @@ class StartedProgram(Streams):
             self._resident.send({"id": self.id, "started": True})
 
     def _reported(self, fd):
-        report = self.keeper.read_report()
+        report = self._keeper.read_report()
         if report is None:  # the keeper was killed, for this container's memory
             self._status = signal.SIGKILL
             self._resident.end_user()
         elif self.leader:
             self._status = report[0]
-        elif self.keeper.leader:
-            self._lead(self.keeper.leader)
+        elif self._keeper.leader:
+            self._lead(self._keeper.leader)
             return
         else:
             self._status, failure = 0, report[1]
         self._resident.forget(fd)
         if report is None or not self.leader or self._killed:
-            self.keeper.close()
+            self._keeper.close()
         else:
-            self._resident.give_back(self.keeper)
+            self._resident.give_back(self._keeper)
         for output in list(self._outputs):
             for _ in range(_READS_AFTER_END):
                 if not self._read(output):
@@ -735,6 +733,8 @@ class Resident:
         self._ending = []
         """Ids of requests to end all programs."""
         self._connections = itertools.count(-1, -1)
+        self._keepers: dict = {}
+        """Those that have not been seen to end, by process id."""
         self._idle = None
         """A keeper without a program."""
 
@@ -742,7 +742,7 @@ class Resident:
         """Answer requests until stdin ends, or its time is up."""
         self.watch(0, selectors.EVENT_READ, self._received)
         with contextlib.suppress(OSError):
-            self.give_back(KeeperClient(self.user))
+            self.give_back(self._new_keeper())
         while time.monotonic() < self._ends:
             timed = [program for program in self._programs.values() if program.deadline is not None]
             deadlines = [program.deadline for program in timed]
@@ -764,9 +764,9 @@ class Resident:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return
-                for keeper in [self._idle, *(program.keeper for program in self._programs.values())]:
-                    if keeper is not None and keeper.pid == pid:  # whose number may be another's from now on
-                        keeper.pid = 0
+                keeper = self._keepers.pop(pid, None)
+                if keeper is not None:  # its number may be another's from now on
+                    keeper.pid = 0
 
     def take_keeper(self, message, streams):
         """A keeper that has been sent a program. Raises OSError if no process can be started."""
@@ -779,9 +779,14 @@ class Resident:
                 keeper.close()
             else:
                 return keeper
-        keeper = KeeperClient(self.user)
+        keeper = self._new_keeper()
         with contextlib.suppress(OSError):  # it reports why
             keeper.send(message, streams)
+        return keeper
+
+    def _new_keeper(self):
+        keeper = KeeperClient(self.user)
+        self._keepers[keeper.pid] = keeper
         return keeper
 
     def give_back(self, keeper):
@@ -791,13 +796,12 @@ class Resident:
             keeper.close()
             return
         self._idle = keeper
-        self.watch(keeper.report, selectors.EVENT_READ, self._reported_idle)
+        self.watch(keeper.report, selectors.EVENT_READ, lambda _fd: self._reported_idle(keeper))
 
-    def _reported_idle(self, fd):
-        keeper = self._idle
+    def _reported_idle(self, keeper):
         had_program, report = keeper.leader, keeper.read_report()
         if report is None or not (had_program or keeper.leader):
-            self.forget(fd)
+            self.forget(keeper.report)
             keeper.close()
             self._idle = None
 

@@ -41,6 +41,9 @@ class WorkspaceOptions(PolicyOptions):
     a row may name `image` only."""
     writable: bool = False
     """Programs are the image's own user, may change its files, and start in its working directory."""
+    trust_image: bool = False
+    """Of images whose user is root: verifiers see all that was changed, and run the image's programs as they were left.
+    Without it, they see the work folder and /tmp, on a fresh image."""
     workdir: str = ""
     """Where programs start and relative paths begin, in place of the image's working directory (if `writable`) or of
     ``/box/work``. Back ends on other machines do not know that of an image: it is ``/`` there."""
@@ -212,6 +215,7 @@ class WorkspaceTool(SandboxTool):
                 chosen.image or chosen.allowed_images[0],
                 chosen.cpus,
                 writable=chosen.writable,
+                trust_image=chosen.trust_image,
                 user=chosen.user,
                 workdir=chosen.workdir,
                 provider=chosen.provider,
