@@ -91,6 +91,7 @@ _OF_CONTAINERS = (
     "image",
     "allowed_images",
     "writable",
+    "trust_image",
     "workdir",
     "user",
     "allowed_hosts",
