@@ -253,7 +253,7 @@ class Keeper:
         status, goes_on = None, True
         while status is None:
             if signal.sigwait(_SIGNALS) == signal.SIGTERM:
-                status, goes_on = signal.SIGKILL, False
+                status, goes_on = int(signal.SIGKILL), False
                 break
             with contextlib.suppress(ChildProcessError):
                 while True:
@@ -405,8 +405,6 @@ class KeeperClient:
 class Streams:
     """Descriptors whose bytes go to the server, and one that takes bytes of it."""
 
-    keeper = None
-    """Process id of the fork that keeps the program; 0 if there is none, or it has ended."""
     deadline = None
 
     def __init__(self, resident, number):
@@ -700,8 +698,8 @@ class Resident:
         self._ending = []
         """Ids of requests to end all programs."""
         self._connections = itertools.count(-1, -1)
-        self._idle = None
-        """A keeper without a program."""
+        self._idle: list = []
+        """A keeper without a program, if there is one."""
 
     def serve(self):
         """Answer requests until stdin ends, or its time is up."""
@@ -729,14 +727,15 @@ class Resident:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return
-                for keeper in [self._idle, *(program.keeper for program in self._programs.values())]:
-                    if keeper is not None and keeper.pid == pid:  # whose number may be another's from now on
+                programs = [program for program in self._programs.values() if isinstance(program, StartedProgram)]
+                for keeper in [*self._idle, *(program.keeper for program in programs)]:
+                    if keeper.pid == pid:  # whose number may be another's from now on
                         keeper.pid = 0
 
     def take_keeper(self, message, streams):
         """A keeper that has been sent a program. Raises OSError if no process can be started."""
-        keeper, self._idle = self._idle, None
-        if keeper is not None:
+        if self._idle:
+            keeper = self._idle.pop()
             self.forget(keeper.report)
             try:
                 keeper.send(message, streams)
@@ -751,20 +750,20 @@ class Resident:
 
     def give_back(self, keeper):
         """Have a keeper wait for the next program, or end if another one does."""
-        if self._idle is not None:
+        if self._idle:
             keeper.kill()
             keeper.close()
             return
-        self._idle = keeper
+        self._idle.append(keeper)
         self.watch(keeper.report, selectors.EVENT_READ, self._reported_idle)
 
     def _reported_idle(self, fd):
-        keeper = self._idle
+        (keeper,) = self._idle
         had_program, report = keeper.leader, keeper.read_report()
         if report is None or not (had_program or keeper.leader):
             self.forget(fd)
             keeper.close()
-            self._idle = None
+            self._idle.clear()
 
     def end_user(self):
         """End all processes of the programs' user."""
