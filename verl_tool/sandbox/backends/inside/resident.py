@@ -41,8 +41,8 @@ import warnings  # noqa: F401  (`os.execvpe` imports it, as a user who may not b
 
 HEAD = struct.Struct(">II")
 REPORT = struct.Struct(">ii")
-"""Of a keeper: the process id of the program to be, or 0 and an errno; then, at its end, its wait status and an unused
-number; and so on."""
+"""Of a keeper: the process id of the program to be, or 0 and an errno; then, at its end, its wait status and whether
+the keeper goes on; and so on."""
 WINDOW_BYTES = 1 << 18
 """Of a spawned program's output that the server has not taken."""
 READ_BYTES = 1 << 16
@@ -263,8 +263,9 @@ class Keeper:
                     if pid == program:
                         status = ended
         status = self._ended(program, status)
-        os.write(self._report, REPORT.pack(status, 0))
-        return goes_on and not self._is_user
+        goes_on = goes_on and not self._is_user
+        os.write(self._report, REPORT.pack(status, goes_on))
+        return goes_on
 
     def _ended(self, program, status):
         """End all that descends from this process; the program's wait status."""
@@ -378,8 +379,7 @@ class KeeperClient:
         send_order(self.channel, self._turn, message, streams)
 
     def read_report(self):
-        """The process that becomes its program, or the wait status of the one before, and an errno; None after its
-        end, or if it could not start one. (`leader` says which.)"""
+        """`REPORT`; None after its end. Without `leader` it was the first one, else the second."""
         report = os.read(self.report, REPORT.size)
         if len(report) < REPORT.size:
             return None
@@ -654,7 +654,7 @@ class StartedProgram(Streams):
         else:
             self._status, failure = 0, report[1]
         self._resident.forget(fd)
-        if report is None or not self.leader or self._killed:
+        if report is None or not self.leader or self._killed or not report[1]:
             self.keeper.close()
         else:
             self._resident.give_back(self.keeper)
