@@ -392,6 +392,8 @@ async def measure_level(systems: Sequence[System], live: int, seconds: float, ro
             took[system.name] += in_all
             await asyncio.sleep(SECONDS_TO_REST)
             idle[system.name] = system.memory(boxes) / live / 2**20
+            if system.has_cells:  # the first one starts a Python
+                await asyncio.gather(*(box.count_cell() for box in boxes))
         figures: dict[tuple[str, str, int], list[Cell]] = {}
         for number, what, callers in itertools.product(range(rounds), ACTIONS, dict.fromkeys((1, live))):
             for system in systems[:: -1 if number % 2 else 1]:
@@ -547,17 +549,6 @@ async def run(
         facts["bare_run_ms"] = await bare_run(engine, image)
         with Progress(*columns, console=console) as progress:
             task = progress.add_task("", total=len(levels) + len(systems))
-            for system in systems:
-                progress.update(task, description=f"turns, forks: {system.name}")
-                facts["turns"][system.name] = await later_turns(system)
-                if isinstance(system, Sessions | Containers):
-                    facts["fork_and_verify"][system.name] = await fork_and_verify(system)
-                if isinstance(system, SweRex):
-                    box = await system.open()
-                    facts["swe_rex_shell_ms"] = await box.shell_milliseconds(20)
-                    await box.close()
-                progress.advance(task)
-            progress.console.print(facts, highlight=False)
             for level in levels:
                 progress.update(task, description=f"{level} live")
                 try:
@@ -567,9 +558,19 @@ async def run(
                     progress.console.print(f"[red]{level} live: {error}")
                 progress.console.print(markdown([row for row in rows if row.live == level]), highlight=False)
                 progress.advance(task)
-        if "container" in facts["fork_and_verify"]:
-            writable = Containers(ContainerSettings(engine_name, image, writable=True, workdir="/box/work"))
-            facts["fork_and_verify"]["container, writable"] = await fork_and_verify(writable)
+            for system in systems:
+                progress.update(task, description=f"turns, forks: {system.name}")
+                if isinstance(system, Sessions | Containers):
+                    facts["turns"][system.name] = await later_turns(system)
+                    facts["fork_and_verify"][system.name] = await fork_and_verify(system)
+                if isinstance(system, SweRex):
+                    box = await system.open()
+                    facts["swe_rex_shell_ms"] = await box.shell_milliseconds(20)
+                    await box.close()
+                progress.advance(task)
+            if "container" in facts["fork_and_verify"]:
+                writable = Containers(ContainerSettings(engine_name, image, writable=True, workdir="/box/work"))
+                facts["fork_and_verify"]["container, writable"] = await fork_and_verify(writable)
     return rows, facts | {"load_average_after": os.getloadavg()}
 
 

@@ -42,8 +42,8 @@ import warnings  # noqa: F401  (`os.execvpe` imports it, as a user who may not b
 
 HEAD = struct.Struct(">II")
 REPORT = struct.Struct(">ii")
-"""Of a keeper: the process id of the program to be, or 0 and an errno; then, at its end, its wait status and an unused
-number; and so on."""
+"""Of a keeper: the process id of the program to be, or 0 and an errno; then, at its end, its wait status and whether
+the keeper goes on; and so on."""
 WINDOW_BYTES = 1 << 18
 """Of a spawned program's output that the server has not taken."""
 READ_BYTES = 1 << 16
@@ -298,8 +298,9 @@ class Keeper:
                     if pid == program:
                         status = ended
         status = self._ended(program, status)
-        os.write(self._report, REPORT.pack(status, 0))
-        return goes_on and not self._is_user
+        goes_on = goes_on and not self._is_user
+        os.write(self._report, REPORT.pack(status, goes_on))
+        return goes_on
 
     def _ended(self, program, status):
         """End all that descends from this process; the program's wait status."""
@@ -413,8 +414,7 @@ class KeeperClient:
         send_order(self.channel, self._turn, message, streams)
 
     def read_report(self):
-        """The process that becomes its program, or the wait status of the one before, and an errno; None after its
-        end, or if it could not start one. (`leader` says which.)"""
+        """`REPORT`; None after its end. Without `leader` it was the first one, else the second."""
         report = os.read(self.report, REPORT.size)
         if len(report) < REPORT.size:
             return None
@@ -689,7 +689,7 @@ class StartedProgram(Streams):
         else:
             self._status, failure = 0, report[1]
         self._resident.forget(fd)
-        if report is None or not self.leader or self._killed:
+        if report is None or not self.leader or self._killed or not report[1]:
             self._keeper.close()
         else:
             self._resident.give_back(self._keeper)
@@ -735,8 +735,8 @@ class Resident:
         self._connections = itertools.count(-1, -1)
         self._keepers: dict = {}
         """Those that have not been seen to end, by process id."""
-        self._idle = None
-        """A keeper without a program."""
+        self._idle: list = []
+        """A keeper without a program, if there is one."""
 
     def serve(self):
         """Answer requests until stdin ends, or its time is up."""
@@ -770,8 +770,8 @@ class Resident:
 
     def take_keeper(self, message, streams):
         """A keeper that has been sent a program. Raises OSError if no process can be started."""
-        keeper, self._idle = self._idle, None
-        if keeper is not None:
+        if self._idle:
+            keeper = self._idle.pop()
             self.forget(keeper.report)
             try:
                 keeper.send(message, streams)
@@ -791,11 +791,11 @@ class Resident:
 
     def give_back(self, keeper):
         """Have a keeper wait for the next program, or end if another one does."""
-        if self._idle is not None:
+        if self._idle:
             keeper.kill()
             keeper.close()
             return
-        self._idle = keeper
+        self._idle.append(keeper)
         self.watch(keeper.report, selectors.EVENT_READ, lambda _fd: self._reported_idle(keeper))
 
     def _reported_idle(self, keeper):
@@ -803,7 +803,7 @@ class Resident:
         if report is None or not (had_program or keeper.leader):
             self.forget(keeper.report)
             keeper.close()
-            self._idle = None
+            self._idle.clear()
 
     def end_user(self):
         """End all processes of the programs' user."""
