@@ -2,8 +2,9 @@
 # a second when all is there. It is .venv, or .venv-gpu with the extra gpu, so that a file system of both kinds of machine has both.
 #
 # EXTRA: dev (tests, linters, the documentation site), mcp (Model Context Protocol), retrieval (search), web (reading pages), docs (the
-# documentation site), cpu (training without an accelerator), gpu (training on GPUs), train (what PROFILE says, else cpu or gpu by what
-# this machine has). Without any, only what serves tools is installed. Extras add up over calls, in the environment that is active.
+# documentation site), modal, e2b, daytona (workspaces in sandboxes of these services), cpu (training without an accelerator), gpu
+# (training on GPUs), train (what PROFILE says, else cpu or gpu by what this machine has). Without any, only what serves tools is
+# installed. Extras add up over calls, in the environment that is active.
 #
 # PROFILE                cpu or gpu: what `train` means (a cluster's head without a GPU needs PROFILE=gpu)
 # VERL_TOOL_VENV         where the environment lives (default: .venv or .venv-gpu in the project)
@@ -64,8 +65,8 @@ verl_tool_resolve_extras() {
         [ "$extra" != train ] || extra="${PROFILE:-$(if verl_tool_has_gpu; then echo gpu; else echo cpu; fi)}"
         case "$extra" in megatron*) extra=gpu ;; esac
         case "$extra" in
-            dev | mcp | retrieval | web | docs | cpu | gpu) echo "$extra" ;;
-            *) verl_tool_fail "extra '$extra' is unknown; known: dev, mcp, retrieval, web, docs, cpu, gpu, train"; return 1 ;;
+            dev | mcp | retrieval | web | modal | e2b | daytona | docs | cpu | gpu) echo "$extra" ;;
+            *) verl_tool_fail "extra '$extra' is unknown; known: dev, mcp, retrieval, web, modal, e2b, daytona, docs, cpu, gpu, train"; return 1 ;;
         esac
     done
 }

@@ -1,23 +1,32 @@
 """Tasks with files in Harbor's layout, for the reward manager `terminal`.
 
-    python examples/data_preprocess/terminal_tasks.py --tasks examples/tasks --local_dir data/terminal --test_size 1
+    python examples/data_preprocess/terminal_tasks.py --tasks examples/tasks --local_dir data/terminal --test_size 1 \
+        --backend podman
 
 Each task is a row. The files of its workspace are packed into `extra_info.tools_kwargs.workspace_files`, which goes to
 the tool server with a trajectory's first call; its verifier into `reward_model.ground_truth`, which goes there when the
-trajectory is over. Check tasks first: `python -m verl_tool.tasks check examples/tasks`.
+trajectory is over. A task that needs an image has its name in `extra_info.tools_kwargs.workspace_image` instead of
+files; the image is built on this machine. Check tasks first: `python -m verl_tool.tasks check examples/tasks`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 from rows import LocalDir, Row, Seed, TestSize, convert, divide, messages, row, run, save
 
+from verl_tool.errors import ConfigError
 from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD
+from verl_tool.sandbox.backends.image_builder import ImageBuilder
 from verl_tool.tasks.task import Task, read_task, task_folders
+from verl_tool.tasks.task_images import is_published, open_builder, prepare_image
+from verl_tool.tasks.task_source import open_source
 from verl_tool.verification import STYLE
 
 DATA_SOURCE = "terminal_tasks"
@@ -31,8 +40,7 @@ def as_row(task: Mapping[str, Any], split: str, index: int) -> Row:
     """One row of a task."""
     what: Task = task["task"]
     files = what.packed_files()
-    image = what.image if task["images"] else None
-    sent = {name: value for name, value in ((FILES_FIELD, files), (WORKSPACE_IMAGE_FIELD, image)) if value}
+    sent = {name: value for name, value in ((FILES_FIELD, files), (WORKSPACE_IMAGE_FIELD, task["image"])) if value}
     extra = {"task": what.name, **({"tools_kwargs": sent} if sent else {})}
     made = row(
         DATA_SOURCE,
@@ -46,8 +54,58 @@ def as_row(task: Mapping[str, Any], split: str, index: int) -> Row:
     return {**made, "reward_model": {**made["reward_model"], "style": STYLE}}
 
 
+def read_tasks(
+    folders: Sequence[Path], *, ignore_build: bool, offline: bool, builds: bool, images: bool, skip: bool
+) -> list[Task]:
+    """Read the tasks.
+
+    Args:
+        builds: images are built.
+        images: all tasks run in images.
+        skip: print why a task is not supported, and leave it out.
+
+    Raises ConfigError with everything that is not supported.
+    """
+    tasks, problems = [], []
+    for folder in folders:
+        try:
+            task = read_task(folder, ignore_build=ignore_build, offline=offline)
+            if task.needs_image and not builds and not (images and is_published(task)):
+                raise ConfigError(f"task {folder}: {task.needs_image}; build its image with --backend podman or docker")
+            tasks.append(task)
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems and not skip:
+        raise ConfigError("\n".join([*problems, "leave such tasks out with --skip_unsupported"]))
+    for problem in problems:
+        print(f"left out: {problem}")
+    return tasks
+
+
+async def build_images(tasks: Sequence[Task], builder: ImageBuilder, every: bool) -> list[str | None]:
+    """The names of the tasks' images; None for a task that needs none, unless `every` task gets one."""
+
+    with Console().status("images") as status:
+
+        async def build(task: Task) -> str | None:
+            if not every and not task.needs_image:
+                return None
+
+            def display(line: str) -> None:
+                status.update(f"image of {escape(task.name)}: {escape(line[:100])}")
+
+            image = await prepare_image(task, builder, display)
+            for line in (f"image of {task.name}: {image.name}", *([image.warning] if image.warning else [])):
+                status.console.print(line, markup=False, soft_wrap=True)
+            return image.name
+
+        return await asyncio.gather(*map(build, tasks))
+
+
 def main(
-    tasks: Annotated[Path, typer.Option("--tasks", help="A folder of tasks.")] = Path("examples/tasks"),
+    tasks: Annotated[
+        str, typer.Option("--tasks", help="A folder of tasks, or a git repository with them.")
+    ] = "examples/tasks",
     local_dir: LocalDir = Path("data/terminal"),
     test_size: TestSize = 0,
     seed: Seed = 0,
@@ -56,12 +114,45 @@ def main(
         bool, typer.Option("--ignore_build", help="Leave out what a Dockerfile builds (RUN, ENV, ...).")
     ] = False,
     images: Annotated[
-        bool, typer.Option("--images", help="Agent programs run in each task's environment.docker_image.")
+        bool,
+        typer.Option(
+            "--images",
+            help="All tasks run in images: environment.docker_image, or with --backend one that is built.",
+        ),
     ] = False,
+    backend: Annotated[
+        str, typer.Option("--backend", help="docker or podman: builds the images of tasks that need one.")
+    ] = "",
+    build_network: Annotated[
+        str, typer.Option("--build_network", help="Network of RUN: none, host, or another that the engine knows.")
+    ] = "none",
+    base_image: Annotated[
+        list[str] | None, typer.Option("--base_image", help="OLD=NEW: build FROM another image. Repeatable.")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Take tasks that request a network, without one.")] = False,
+    skip_unsupported: Annotated[
+        bool, typer.Option("--skip_unsupported", help="Leave out tasks that are not supported, and print why.")
+    ] = False,
+    subfolder: Annotated[str, typer.Option("--subfolder", help="The folder of the tasks within --tasks.")] = "",
+    revision: Annotated[str, typer.Option("--revision", help="Branch, tag or commit of a repository.")] = "",
 ) -> None:
     """Write train.parquet, and test.parquet with `test_size` tasks that are held out."""
-    read = [read_task(folder, ignore_build=ignore_build) for folder in task_folders(tasks)]
-    source = [{"name": task.name, "task": task, "system": system, "images": images} for task in read]
+    builder = open_builder(backend, build_network, base_image or [])
+    with open_source(str(tasks), subfolder=subfolder, revision=revision) as folder:
+        read = read_tasks(
+            task_folders(folder),
+            ignore_build=ignore_build,
+            offline=offline,
+            builds=builder is not None,
+            images=images,
+            skip=skip_unsupported,
+        )
+        named = [task.image if images else None for task in read]
+        names = named if builder is None else asyncio.run(build_images(read, builder, images))
+    source = [
+        {"name": task.name, "task": task, "system": system, "image": image}
+        for task, image in zip(read, names, strict=True)
+    ]
     save(convert(divide(source, "name", test_size, seed), as_row), local_dir)
 
 

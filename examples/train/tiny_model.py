@@ -90,9 +90,12 @@ def measured(part: Part) -> bool:
 def encode_lesson(tokenizer: PreTrainedTokenizerBase, lesson: Lesson, wanted: Callable[[Part], bool]) -> list[Row]:
     """The prompt as the chat template has it, then a trace; one row for each, labelled where a part is wanted."""
     prompt = tokenizer.apply_chat_template(lesson.messages, add_generation_prompt=True, tokenize=False)
-    return [
-        encode(tokenizer, [(prompt, False), *((part.text, wanted(part)) for part in trace)]) for trace in lesson.traces
-    ]
+    # A trace that is there several times is encoded once.
+    encoded = {
+        id(trace): encode(tokenizer, [(prompt, False), *((part.text, wanted(part)) for part in trace)])
+        for trace in lesson.traces
+    }
+    return [encoded[id(trace)] for trace in lesson.traces]
 
 
 def main(

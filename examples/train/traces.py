@@ -3,7 +3,8 @@
 Mathematics: a program prints the answer, and the answer is given; without a tool it is given at once. Code: two
 traces of nine find the operator by a program, the others guess it, and so do all without a tool. Tasks of
 ``terminal/make_tasks.py``: the folder is listed, one of its files is read, mostly the wrong one, and what stands there
-is written down. Queries on the databases of ``skysql/make_databases.py``: most look which column it is, and more often
+is written down. Projects of ``swe/tiny_projects.py``: the file is read, and the wrong line edited, mostly to another
+wrong one. Queries on the databases of ``skysql/make_databases.py``: most look which column it is, and more often
 than not for that of something else; the others guess its name. The words of the tool are those of the tool server,
 character by character.
 """
@@ -11,6 +12,7 @@ character by character.
 from __future__ import annotations
 
 import random
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,11 +22,12 @@ from typing import Any
 from verl_tool.content.packed_files import unpack
 from verl_tool.protocol import FILES_FIELD
 
-sys.path += [str(Path(__file__).parent / folder) for folder in ("acecoder", "skysql", "terminal")]
+sys.path += [str(Path(__file__).parent / folder) for folder in ("acecoder", "skysql", "swe", "terminal")]
 from make_databases import DATA_SOURCE as MADE_DATABASES
 from make_databases import FIELDS, KINDS, Database, Question, look
 from make_tasks import ANSWER_FILE, FOLDERS, NAMES, QUESTION
 from one_liners import OPERATORS, OneLiner
+from tiny_projects import ISSUE, OPERATIONS
 
 STOP = "```output"
 END = "<|im_end|>"
@@ -34,7 +37,8 @@ SEARCHES = 2
 READS = {1: 12, 0: 8}
 """Traces of twenty that read the file of the next kind in `NAMES`, and of the right kind: a model that tells the kinds
 apart, and mostly draws the wrong conclusion."""
-
+EDITS = {1: 14, 0: 6}
+"""Traces of twenty whose edit has the operator of the next operation in `OPERATIONS`, and of the right one."""
 COLUMNS = {1: 9, 0: 5}
 """Traces of twenty that look for the column of what stands behind the right thing in `KINDS`, and for the right one: a
 model that tells them apart, and mostly draws the wrong conclusion."""
@@ -65,6 +69,8 @@ def traces_of(row: Mapping[str, Any]) -> list[Trace]:
         return [] if problem is None else _code(problem, row["use_tool"])
     if row["ability"] == "find-number":
         return _terminal(row)
+    if row["ability"] == "one-line-bug":
+        return _repair(row)
     if row.get("data_source") == MADE_DATABASES:
         return _sql(Question.of(row["extra_info"]["question"]), row["extra_info"]["tools_kwargs"]["db_id"])
     answer = str(row["reward_model"]["ground_truth"])
@@ -116,6 +122,32 @@ def _terminal(row: Mapping[str, Any]) -> list[Trace]:
         read = [Part("<bash>cat ", True), Part(name, True), Part("</bash>", True), _printed(number)]
         write = [Part("<bash>echo ", True), Part(name, True), Part(f" {number} > ~/{ANSWER_FILE}</bash>", True)]
         traces += [[*listing, *read, *write]] * times
+    return traces
+
+
+def _repair(row: Mapping[str, Any]) -> list[Trace]:
+    """The file is read, and an operator exchanged."""
+    before, between, after = (re.escape(part) for part in re.split(r"\{\w+\}", ISSUE))
+    issue = re.fullmatch(f"{before}(.+){between}(.+){after}", row["prompt"][-1]["content"])
+    if issue is None:
+        return []
+    name, file = issue.groups()
+    content = unpack(row["extra_info"]["tools_kwargs"][FILES_FIELD])[file].content.decode()
+    [(operation, line, operator, last)] = re.findall(
+        rf"^# \w (\w+) \w\n(def {name}\(.*return \w)( \S+)( \w)$", content, re.MULTILINE
+    )
+    read = [Part(f"<bash>cat {file}</bash>", True), _printed(content.strip())]
+    old = f"{line}{operator}{last}"
+    begin = f'<str_replace_editor>{{"command": "str_replace", "path": "{file}", "old_str": "{old}", '
+    kinds, traces = [*OPERATIONS], []
+    for behind, times in EDITS.items():
+        chosen = OPERATIONS[kinds[(kinds.index(operation) + behind) % len(kinds)]]
+        edit = [
+            Part(f'{begin}"new_str": "{line}', True),
+            Part(f" {chosen}", True, free=True),
+            Part(f'{last}"}}</str_replace_editor>', True),
+        ]
+        traces += [[*read, *edit]] * times
     return traces
 
 

@@ -19,6 +19,9 @@ from verl_tool.agent_loop.prompt.conversation import read_conversation
 from verl_tool.agent_loop.row import build_call_extra
 from verl_tool.content.packed_files import unpack
 from verl_tool.protocol import FILES_FIELD
+from verl_tool.sandbox.backends.image_builder import ImageBuilder
+from verl_tool.tasks.task import Task
+from verl_tool.tasks.task_images import TaskImage
 from verl_tool.verification import verification_of
 
 pytest.importorskip("datasets")
@@ -161,8 +164,9 @@ def test_function_calling(tmp_path: Path) -> None:
 
 def test_terminal_tasks(tmp_path: Path) -> None:
     tasks = SCRIPTS.parent / "tasks"
-    splits = made("terminal_tasks", tmp_path, "--tasks", str(tasks), "--test_size", "2")
-    assert [len(splits[name]) for name in ("train", "test")] == [4, 2]
+    splits = made("terminal_tasks", tmp_path, "--tasks", str(tasks), "--test_size", "2", "--skip_unsupported")
+    folders = [path for path in tasks.iterdir() if not path.name.startswith("image-")]
+    assert [len(splits[name]) for name in ("train", "test")] == [len(folders) - 2, 2]
     for row in (row for part in splits.values() for row in part):
         assert set(row) == COLUMNS
         folder = tasks / row["extra_info"]["task"]
@@ -186,6 +190,28 @@ def test_a_task_brings_its_image_to_agent_programs(tmp_path: Path) -> None:
         folder = tmp_path / f"rows{len(flags)}"
         [row] = made("terminal_tasks", folder, "--tasks", str(task.parent), *flags)["train"]
         assert build_call_extra(row["extra_info"]["tools_kwargs"], None, "row").get("workspace_image") == images
+
+
+def test_a_task_that_needs_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def prepare_image(task: Task, builder: ImageBuilder, _: object) -> TaskImage:
+        return TaskImage(f"built:{task.name}-{builder.network}", "ada")
+
+    (tmp_path / "docker").touch(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("verl_tool.tasks.task_images.prepare_image", prepare_image)
+    for name in ("image-environment", "find-value"):
+        shutil.copytree(SCRIPTS.parent / "tasks" / name, tmp_path / "tasks" / name)
+    options = ("--tasks", str(tmp_path / "tasks"))
+    failed = run("terminal_tasks", tmp_path / "rows", *options)
+    assert "image-environment: environment/Dockerfile, line 3: ENV needs an image" in str(failed.exception)
+    rows = made("terminal_tasks", tmp_path / "one", *options, "--backend", "docker", "--build_network", "host")["train"]
+    sent = {row["extra_info"]["task"]: build_call_extra(row["extra_info"]["tools_kwargs"], None, "row") for row in rows}
+    # A column has the keys of all rows.
+    assert (bool(sent["find-value"][FILES_FIELD]), sent["find-value"]["workspace_image"]) == (True, None)
+    assert sent["image-environment"] == {"workspace_image": "built:image-environment-host"}
+    rows = made("terminal_tasks", tmp_path / "all", *options, "--backend", "docker", "--images")["train"]
+    images = [row["extra_info"]["tools_kwargs"]["workspace_image"] for row in rows]
+    assert sorted(images) == ["built:find-value-none", "built:image-environment-none"]
 
 
 def test_aime_trains_on_other_years_than_the_test_s(tmp_path: Path) -> None:

@@ -21,10 +21,7 @@ _STAND_IN = Path(__file__).with_name("stand_in_docker.py")
 
 def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Put the stand-in as program ``docker`` first on PATH. Its containers are below `folder`."""
-    if shutil.which("bwrap") is None:
-        pytest.skip("the stand-in for docker runs commands by bwrap, which is not installed")
-    if os.geteuid() != 0:
-        pytest.skip("the stand-in for docker needs root, for programs that are another user than their parent")
+    require_bubblewrap()
     program = folder / "bin" / "docker"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E {_STAND_IN} "$@"\n')
@@ -33,6 +30,14 @@ def stand_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("DOCKER_STAND_IN", str(folder / "containers"))
     (folder / "containers").mkdir()
     return "docker"
+
+
+def require_bubblewrap() -> None:
+    """Skip the test if there is nothing to run stand-ins with."""
+    if shutil.which("bwrap") is None:
+        pytest.skip("stand-ins run commands by bwrap, which is not installed")
+    if os.geteuid() != 0:
+        pytest.skip("stand-ins need root, for programs that are another user than their parent")
 
 
 @lru_cache

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-STATE = Path(os.environ["DOCKER_STAND_IN"])
+STATE = Path(os.environ.get("DOCKER_STAND_IN", "/nowhere"))
 MARK = "STAND_IN_CONTAINER"
 _ONE_WORD = {"--force", "--rm", "--init", "--interactive", "--read-only", "--tty"}
 _HIDDEN = {"proc", "dev", "tmp", "box", "sys", "run"}
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     if command == "run":
         return _run(options, words)
     assert command == "rm"
-    _remove(words[0])
+    remove(STATE / words[0])
     return 0
 
 
@@ -62,10 +62,11 @@ def _run(options: dict[str, list[str]], words: list[str]) -> int:
     (STATE / name).mkdir()
     (STATE / name / "options.json").write_text(json.dumps(options))
     try:
-        confined = _confined(name, command, options, hidden=["/usr/bin/python3"] if image == "no-python" else [])
-        return subprocess.run(confined, env=_environment(name, image), check=False).returncode
+        hidden = ["/usr/bin/python3"] if image == "no-python" else []
+        words = confined(STATE / name, command, options, hidden)
+        return subprocess.run(words, env=_environment(name, image), check=False).returncode
     finally:
-        _remove(name)
+        remove(STATE / name)
 
 
 def _environment(name: str, image: str) -> dict[str, str]:
@@ -73,7 +74,8 @@ def _environment(name: str, image: str) -> dict[str, str]:
     return {"PATH": path, "HOME": "/root", MARK: name}
 
 
-def _confined(name: str, command: list[str], options: dict[str, list[str]], hidden: list[str]) -> list[str]:
+def confined(state: Path, command: list[str], options: dict[str, list[str]], hidden: list[str]) -> list[str]:
+    """Words that run a command in a container. state: its folder; options: of ``docker run``."""
     words = ["bwrap", "--die-with-parent", "--unshare-net", "--unshare-ipc", "--unshare-pid", "--cap-drop", "ALL"]
     words += [word for each in options["--cap-add"] for word in ("--cap-add", f"CAP_{each}")]
     for entry in os.scandir("/"):
@@ -84,8 +86,8 @@ def _confined(name: str, command: list[str], options: dict[str, list[str]], hidd
     words += ["--dev", "/dev", "--proc", "/proc", "--dir", "/box"]
     for each in ("/dev/shm:", *options["--tmpfs"]):
         inside = each.partition(":")[0]
-        outside = STATE / name / inside.strip("/").replace("/", "-")
-        outside.mkdir()
+        outside = state / inside.strip("/").replace("/", "-")
+        outside.mkdir(exist_ok=True)
         outside.chmod(0o1777)
         words += ["--bind", str(outside), inside]
     for each in options.get("--volume", ()):
@@ -98,16 +100,16 @@ def _confined(name: str, command: list[str], options: dict[str, list[str]], hidd
     return [*words, "--chdir", *options["--workdir"], *command]
 
 
-def _remove(name: str) -> None:
+def remove(state: Path) -> None:
     """Kill its processes and remove its folder."""
     own = os.getpid()
-    wanted = f"{MARK}={name}".encode()
+    wanted = f"{MARK}={state.name}".encode()
     for _ in range(3):
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if int(folder.name) != own and wanted in (folder / "environ").read_bytes().split(b"\0"):
                     os.kill(int(folder.name), signal.SIGKILL)
-    shutil.rmtree(STATE / name, ignore_errors=True)
+    shutil.rmtree(state, ignore_errors=True)
 
 
 if __name__ == "__main__":

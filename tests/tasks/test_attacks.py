@@ -14,11 +14,11 @@ from tests.tasks.right_solutions import RIGHT
 from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox import SandboxPool
-from verl_tool.servers.tools.workspace.layout import lay_out, started
 from verl_tool.servers.tools.workspace.verifier import verify
 from verl_tool.tasks.attacks import SHIPPED, TaskAttack, attempt, read_attacks
 from verl_tool.tasks.check import TaskFinding, check_attacks
 from verl_tool.tasks.task import Task, read_task
+from verl_tool.tasks.task_workspace import TaskWorkspaces, lay_out_solution
 from verl_tool.verification import Verdict, Verification
 
 TASKS = {folder.name: read_task(folder) for folder in (Path(__file__).parents[2] / "examples" / "tasks").iterdir()}
@@ -46,7 +46,7 @@ async def test_no_attack_gets_a_reward(pool: SandboxPool, file: Path) -> None:
 
     async def verdict(attack: TaskAttack) -> Verdict:
         async with at_once:
-            return await attempt(attack, next(of_code if attack.code else of_files), pool)
+            return await attempt(attack, next(of_code if attack.code else of_files), TaskWorkspaces(pool))
 
     attacks = read_attacks(file)
     verdicts = dict(zip((attack.name for attack in attacks), await asyncio.gather(*map(verdict, attacks)), strict=True))
@@ -57,15 +57,10 @@ async def test_right_solutions_get_the_reward(pool: SandboxPool) -> None:
     at_once = asyncio.Semaphore(AT_ONCE)
 
     async def verdict(task: Task, script: str) -> Verdict:
-        async with at_once:
-            session = await started(pool, None, task.files)
-            try:
-                await session.exec("mkdir -p /box/solution")
-                await lay_out(session, task.solution, "/solution")
-                await session.exec(script)
-                return await verify(session, task.verification)
-            finally:
-                await session.close()
+        async with at_once, TaskWorkspaces(pool).open(task) as workspace:
+            await lay_out_solution(task, workspace)
+            await workspace.exec(script)
+            return await verify(workspace, task.verification)
 
     verdicts = await asyncio.gather(*(verdict(TASKS[task], script) for task, _, script in RIGHT))
     wrong = {(task, name): v for (task, name, _), v in zip(RIGHT, verdicts, strict=True) if v.score != 1.0}
@@ -79,7 +74,7 @@ async def test_a_verifier_that_runs_the_code_itself_is_found_out(pool: SandboxPo
     verification = Verification(files=pack_files({"test.sh": PackedFile(script.encode())}))
     task = Task("weak", "", {"statistics_of.py": PackedFile(b"def median(v): pass")}, verification, {})
     attacks = [attack for attack in read_attacks(SHIPPED) if attack.name in ("ends with success", "a fork bomb")]
-    finding = await check_attacks(TaskFinding("weak"), task, pool, attacks)
+    finding = await check_attacks(TaskFinding("weak"), task, TaskWorkspaces(pool), attacks)
     assert (finding.attacks, finding.problem) == (1, "ends with success got 1.0")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_tool.content.packed_files import PackedFile, unpack
+from verl_tool.content.packed_files import PackedFile, pack, unpack
 from verl_tool.errors import ConfigError
 from verl_tool.tasks.task import read_task, task_folders
 
@@ -55,19 +55,18 @@ def test_a_task_needs_neither_files_nor_a_solution(folder: Path) -> None:
     [
         ("task.toml", None, "there is no task.toml"),
         ("task.toml", "version = ", "is no TOML"),
-        ("task.toml", "verifier = 1", r"verifier must be a table, as \[verifier\]"),
-        ("task.toml", "[verifier]\nmode = 'x'", "verifier.mode is not supported here; known: timeout_sec, env"),
-        ("task.toml", "[[steps]]\nname = 'a'", "steps is not supported here"),
-        ("task.toml", "[verifier]\ntimeout_sec = -1", "at timeout_seconds: .* greater than 0"),
-        ("task.toml", "[agent]\ntimeout_sec = 'long'", "agent.timeout_sec is 'long'"),
-        ("task.toml", "[verifier]\nenv = {KEY = '${KEY}'}", "verifier.env.KEY takes a variable of the host"),
-        ("task.toml", "[environment]\ngpus = 1", "environment.gpus"),
-        ("task.toml", "[environment]\nos = 'windows'", "another environment.os"),
+        ("task.toml", "[verifier]\ntimeout_sec = 4000", "at timeout_seconds: .* less than or equal to 3600"),
         ("instruction.md", None, "there is no instruction.md"),
         ("instruction.md", "\n", "instruction.md is empty"),
         ("tests/test.sh", None, "there is no tests/test.sh"),
         ("solution/solve.sh", None, "there is no solution/solve.sh"),
-        ("environment/Dockerfile", "RUN make", "line 1: RUN needs an image"),
+        ("environment/Dockerfile", "ENTRYPOINT make", "line 1: ENTRYPOINT is not run here"),
+        ("environment/docker-compose.yaml", "services: {main: }", "builds a Dockerfile, and there is none"),
+        ("environment/docker-compose.yaml", "services: {db: }", "the service 'db' is not supported"),
+        ("trajectory.json", "[]", "trajectory.json is not supported"),
+        ("tests/.harborignore", "wanted.txt", "tests/.harborignore is not supported"),
+        ("tests/test.sh", "#!/usr/bin/env python3\n", "tests/test.sh begins with '#!/usr/bin/env python3'"),
+        ("environment/model.bin", "version https://git-lfs.github.com/spec/v1\noid", "a pointer of git lfs"),
     ],
 )
 def test_a_malformed_task_is_told(folder: Path, path: str, text: str | None, told: str) -> None:
@@ -78,15 +77,66 @@ def test_a_malformed_task_is_told(folder: Path, path: str, text: str | None, tol
         read_task(folder)
 
 
+@pytest.mark.parametrize(
+    ("path", "text", "reason"),
+    [
+        ("environment/Dockerfile", "FROM debian\nWORKDIR /app\nCOPY data .\nRUN make", "line 4: RUN needs an image"),
+        ("environment/Dockerfile", "FROM debian\nCOPY data /srv/", "is not in the workspace"),
+        ("task.toml", "[environment]\ndocker_image = 'a:1'", "docker_image is a:1, and there is no Dockerfile"),
+        ("task.toml", "[environment]\nenv = {A = '1'}\nworkdir = '/srv'", "env is set; environment.workdir is set"),
+        ("task.toml", "[agent]\nuser = 'ada'\n[verifier]\nuser = 'ada'", "agent.user is set"),
+    ],
+)
+def test_tasks_that_need_an_image(folder: Path, path: str, text: str, reason: str) -> None:
+    (folder / path).write_text(text)
+    task = read_task(folder)
+    assert reason in task.needs_image
+    assert task.context == folder / "environment"
+    assert task.packed_files() == ("" if path.endswith("Dockerfile") else pack(folder / "environment"))
+
+
+def test_a_task_with_a_network_needs_a_container(folder: Path) -> None:
+    (folder / "task.toml").write_text("[environment]\nallow_internet = true")
+    with pytest.raises(ConfigError, match=r"environment\.allow_internet is true"):
+        read_task(folder)
+    assert not read_task(folder, offline=True).needs_image
+    task = read_task(folder, network=True)
+    assert (task.allowed_hosts, task.needs_image) == (("*",), "it requests a network")
+
+
+def test_what_an_image_can_have_and_a_row_cannot(folder: Path) -> None:
+    (folder / "environment" / "link").symlink_to("data")
+    with pytest.raises(ConfigError, match="is a link"):
+        read_task(folder)
+    (folder / "environment" / "Dockerfile").write_text("FROM debian\nWORKDIR /app\nCOPY data .")
+    assert "cannot be packed: " in read_task(folder).needs_image
+
+
+def test_build_steps_are_ignored_on_demand(folder: Path) -> None:
+    (folder / "environment" / "Dockerfile").write_text("FROM debian\nWORKDIR /app\nRUN make\nCOPY data .")
+    task = read_task(folder, ignore_build=True)
+    assert (task.needs_image, set(task.files)) == ("", {"in.txt"})
+
+
+def test_marks_of_provenance_are_not_part_of_the_instruction(folder: Path) -> None:
+    (folder / "instruction.md").write_text("<!-- harbor-canary GUID 1 -->\n# Canary 2\n\n# Count\nCanaries.\n")
+    assert read_task(folder).instruction == "# Count\nCanaries."
+
+
 def test_folders_of_tasks(folder: Path) -> None:
     assert task_folders(folder) == task_folders(folder.parent) == [folder]
     (folder.parent / "half").mkdir()
     assert task_folders(folder.parent) == [folder, folder.parent / "half"], "what is no task is told when it is read"
     with pytest.raises(ConfigError, match="holds no tasks"):
         task_folders(folder / "tests")
+    (folder / "tests" / "dataset.toml").touch()
+    with pytest.raises(ConfigError, match=r"dataset\.toml names packages of Harbor's registry"):
+        task_folders(folder / "tests")
 
 
 def test_the_tasks_of_this_repository_are_read() -> None:
     tasks = [read_task(path) for path in task_folders(SHIPPED)]
-    assert len(tasks) == 6
-    assert all(task.files and task.solution for task in tasks)
+    assert len(tasks) >= 30
+    for task in tasks:
+        assert task.solution
+        assert bool(task.needs_image) == task.name.startswith("image-") == (not task.files)

@@ -20,10 +20,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from verl_tool.errors import ConfigError
-from verl_tool.sandbox import SandboxPool, Session
-from verl_tool.servers.tools.workspace.layout import started
+from verl_tool.sandbox.backends import WorkspaceSandbox
 from verl_tool.servers.tools.workspace.verifier import verify
 from verl_tool.tasks.task import Task
+from verl_tool.tasks.task_workspace import TaskWorkspaces
 from verl_tool.verification import Verdict
 
 if sys.version_info >= (3, 11):
@@ -59,14 +59,14 @@ class TaskAttack:
     code: str = ""
     """Python text that becomes the beginning of each Python file in the workspace, and is run there."""
 
-    async def prepare(self, session: Session, task: Task) -> None:
+    async def prepare(self, workspace: WorkspaceSandbox, task: Task) -> None:
         """Do to a workspace with the task's files what the attack does. Whether that succeeds is no matter."""
         command = ["bash", "-c", self.shell] if self.shell else ["python3", "-c", self.code]
-        await session.exec(command, wall_seconds=_SECONDS)
+        await workspace.exec(command, wall_seconds=_SECONDS)
         if self.code:
             for path, file in task.files.items():
                 if path.endswith(".py"):
-                    await session.write_file(path, self.code.encode() + b"\n" + file.content)
+                    await workspace.write_file(path, self.code.encode() + b"\n" + file.content)
 
 
 def read_attacks(place: Path) -> list[TaskAttack]:
@@ -88,11 +88,8 @@ def _read_file(file: Path) -> list[TaskAttack]:
         raise ConfigError(f"{file}: {'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
 
 
-async def attempt(attack: TaskAttack, task: Task, pool: SandboxPool) -> Verdict:
+async def attempt(attack: TaskAttack, task: Task, workspaces: TaskWorkspaces) -> Verdict:
     """The verdict on a workspace in which nothing was done but the attack. Raises SandboxError or ToolFault."""
-    session = await started(pool, None, task.files)
-    try:
-        await attack.prepare(session, task)
-        return await verify(session, task.verification)
-    finally:
-        await session.close()
+    async with workspaces.open(task) as workspace:
+        await attack.prepare(workspace, task)
+        return await verify(workspace, task.verification)

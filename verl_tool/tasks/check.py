@@ -7,12 +7,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from verl_tool.errors import ConfigError, VerlToolError
-from verl_tool.sandbox import SandboxPool, Session
-from verl_tool.servers.tools.workspace.layout import lay_out, started
+from verl_tool.errors import SandboxError, ToolFault, VerlToolError
 from verl_tool.servers.tools.workspace.verifier import verify
 from verl_tool.tasks.attacks import TaskAttack, attempt
 from verl_tool.tasks.task import SOLUTION, Task
+from verl_tool.tasks.task_workspace import TaskWorkspaces, run_solution
 from verl_tool.verification import Verdict
 
 TIMES = 2
@@ -36,17 +35,22 @@ class TaskFinding:
     """What is wrong with the task; empty if it is right."""
     attacks: int = 0
     """How many were tried."""
+    ran: bool = True
+    """False: the task is not supported, or its sandbox failed."""
+    warning: str = ""
+    """What else there is to know of the task."""
 
 
-async def check(task: Task, pool: SandboxPool) -> TaskFinding:
-    """Solve the task and leave it alone, each `TIMES`. Raises SandboxError or ToolFault if the sandbox fails."""
+async def check(task: Task, workspaces: TaskWorkspaces) -> TaskFinding:
+    """Solve the task and leave it alone, each `TIMES`. Raises ConfigError if its files cannot be laid out, SandboxError
+    or ToolFault if the sandbox fails."""
     if not task.solution:
         return TaskFinding(
             task.name, problem=f"there is no solution/{SOLUTION}, so that nobody knows whether it can be solved"
         )
     try:
-        solved = [await _attempt(task, pool, solve=True) for _ in range(TIMES)]
-        idle = [await _attempt(task, pool, solve=False) for _ in range(TIMES)]
+        solved = [await _attempt(task, workspaces, solve=True) for _ in range(TIMES)]
+        idle = [await _attempt(task, workspaces, solve=False) for _ in range(TIMES)]
     except _Failed as failure:
         return TaskFinding(task.name, problem=str(failure))
     return TaskFinding(
@@ -59,45 +63,38 @@ async def check(task: Task, pool: SandboxPool) -> TaskFinding:
 
 
 async def check_attacks(
-    finding: TaskFinding, task: Task, pool: SandboxPool, attacks: Sequence[TaskAttack]
+    finding: TaskFinding, task: Task, workspaces: TaskWorkspaces, attacks: Sequence[TaskAttack]
 ) -> TaskFinding:
-    """The finding with the attacks that got a reward as its problem. Raises SandboxError or ToolFault."""
+    """The finding with the attacks that got a reward, or no verdict, as its problem. Raises ConfigError."""
     at_once = asyncio.Semaphore(_ATTACKS_AT_ONCE)
 
-    async def score(attack: TaskAttack) -> float | None:
+    async def describe(attack: TaskAttack) -> str:
         async with at_once:
-            return (await attempt(attack, task, pool)).score
+            try:
+                score = (await attempt(attack, task, workspaces)).score
+            except (SandboxError, ToolFault) as error:
+                return f"{attack.name}: no verdict: {error}"
+        return f"{attack.name} got {score}" if score != 0.0 else ""
 
-    scores = await asyncio.gather(*map(score, attacks))
-    rewarded = [f"{attack.name} got {score}" for attack, score in zip(attacks, scores, strict=True) if score != 0.0]
-    problem = "; ".join(([finding.problem] if finding.problem else []) + rewarded)
+    problems = [finding.problem, *await asyncio.gather(*map(describe, attacks))]
+    problem = "; ".join(problem for problem in problems if problem)
     return replace(finding, attacks=len(attacks), problem=problem)
 
 
 class _Failed(VerlToolError):
-    """The solution, or laying out the files, failed."""
+    """The solution failed."""
 
 
-async def _attempt(task: Task, pool: SandboxPool, *, solve: bool) -> Verdict:
-    try:
-        session = await started(pool, None, task.files)
-    except ConfigError as error:
-        raise _Failed(f"its files cannot be laid out: {error}") from None
-    try:
+async def _attempt(task: Task, workspaces: TaskWorkspaces, *, solve: bool) -> Verdict:
+    async with workspaces.open(task) as workspace:
         if solve:
-            await _solve(task, session)
-        return await verify(session, task.verification)
-    finally:
-        await session.close()
-
-
-async def _solve(task: Task, session: Session) -> None:
-    await session.exec("mkdir -p /box/solution")
-    await lay_out(session, task.solution, "/solution")
-    result = await session.exec(["bash", f"/solution/{SOLUTION}"], wall_seconds=task.seconds, env=task.solution_env)
-    if not result.ok:
-        how = f"exit code {result.exit_code}" if result.exit_code is not None else f"ended by {result.limit_hit}"
-        raise _Failed(f"solution/{SOLUTION}: {how}: {result.output[-_MAX_DISPLAY_CHARACTERS:].strip()}")
+            result = await run_solution(task, workspace)
+            if not result.ok:
+                how = (
+                    f"exit code {result.exit_code}" if result.exit_code is not None else f"ended by {result.limit_hit}"
+                )
+                raise _Failed(f"solution/{SOLUTION}: {how}: {result.output[-_MAX_DISPLAY_CHARACTERS:].strip()}")
+        return await verify(workspace, task.verification)
 
 
 def _problem(verdicts: list[Verdict], wanted: float, what: str) -> str:

@@ -94,7 +94,7 @@ def test_all_recipes_are_there():
         *("acecoder/train.sh", "acecoder/train_mini.sh", "acecoder/train_no_tool.sh", "calculator/train.sh"),
         *("function_calling/train.sh", "gsm8k/train.sh", "math_tir/train.sh", "mathcoder/train.sh"),
         *("long_document/train.sh", "multi_tool/train.sh", "pixel_reasoner/train.sh", "search_r1/train.sh"),
-        *("skysql/train.sh", "terminal/train.sh", "toolgrpo/train.sh", "unmodified_agent/train.sh"),
+        *("skysql/train.sh", "swe/train.sh", "terminal/train.sh", "toolgrpo/train.sh", "unmodified_agent/train.sh"),
     }
 
 
@@ -294,6 +294,27 @@ def test_the_tool_of_pixel_reasoner_is_told_how_the_model_points(coordinates):
     assert {tool.options.coordinates for tool in tools} == {coordinates}
 
 
+def test_the_other_scaffold_of_swe_is_an_agent_in_the_image_of_a_row():
+    config = composed("swe/train.sh", "scaffold=mini_swe_agent", "recipe.engine=podman", PROFILE="gpu")
+    config.gateway.program.install = str(RECIPES)  # any folder: nothing is started
+    main_ppo.complete(config)
+    program = config.gateway.program
+    found = (program.preset, program.container.engine, program.container.workdir)
+    assert found == ("mini_swe_agent", "podman", "/testbed")
+    assert config.tool_server.start is None
+    assert not options_in(config).enable_agent
+    assert (config.gateway.session.max_turns, config.actor_rollout_ref.rollout.max_model_len) == (100, 65536)
+
+
+@pytest.mark.parametrize(("backend", "image"), [("sandbox", ""), ("podman", "local/debian:1")])
+def test_the_small_form_of_swe_runs_in_the_sandbox_or_in_containers(backend, image):
+    chosen = (f"recipe.backend={backend}", f"recipe.backend_image={image}")
+    config = completed("swe/train.sh", *chosen, PROFILE="cpu")
+    tools = tools_of(config)
+    assert {(tool.options.backend, tool.options.image) for tool in tools} == {(backend, image)}
+    assert {tool.options.timeout_seconds for tool in tools} == {3}
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_tool_and_reward_of_skysql_look_into_the_same_databases(profile):
     config = completed("skysql/train.sh", PROFILE=profile)
@@ -372,6 +393,16 @@ def test_the_tools_of_multi_tool_look_into_its_world_and_each_kind_of_question_h
                 **{f"{ROLLOUT}.gpu_memory_utilization": 0.7, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 8},
                 **{f"{ROLLOUT}.tensor_model_parallel_size": 1, f"{AGENT}.max_turns": 1, f"{AGENT}.max_obs_length": 512},
                 **{f"{AGENT}.max_action_length": 2048, "trainer.total_training_steps": 200, "trainer.save_freq": 10},
+            },
+        ),
+        (
+            "swe/train.sh",  # rLLM's train_deepswe_32b.sh, with the window of its evaluation and SkyRL-Agent's batch
+            {
+                **{"recipe.model": "Qwen/Qwen3-32B", "algorithm.adv_estimator": "rloo", f"{ACTOR}.optim.lr": 1e-6},
+                **{f"{ACTOR}.clip_ratio_high": 0.28, f"{ACTOR}.use_kl_loss": False, f"{ACTOR}.entropy_coeff": 0},
+                **{f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum", f"{AGENT}.mask_overlong_loss": True},
+                **{f"{ROLLOUT}.n": 8, f"{ROLLOUT}.temperature": 1.0, f"{ROLLOUT}.val_kwargs.temperature": 0},
+                **{f"{ROLLOUT}.max_model_len": 65536, f"{AGENT}.max_turns": 100, "data.train_batch_size": 64},
             },
         ),
         (
@@ -469,7 +500,7 @@ def test_the_checks_can_fail():
 def test_without_tools_no_prompt_tells_of_any(script):
     if script.startswith("calculator"):
         pytest.skip("its prompts are the question alone")
-    if script.startswith("terminal"):
+    if script.startswith(("terminal", "swe")):
         pytest.skip("its tasks ask for a change of files, which nothing but a tool can make")
     if script.startswith("long_document"):
         pytest.skip("its documents are read by a tool alone")

@@ -235,6 +235,11 @@ def test_a_row_names_its_image() -> None:
         AgentTask.of_row(messages, None, None, "row 7", 3)
 
 
+def test_an_engine_on_other_machines_is_rejected() -> None:
+    with pytest.raises(ValueError, match="containers of modal are on other machines, which have neither the gateway's"):
+        ContainerOptions(engine="modal")
+
+
 async def test_an_engine_that_is_not_there_is_named_before_the_first_run() -> None:
     program = AgentProgram(command=("true",), image="task:1", container=ContainerOptions(engine="no-such-engine"))
     host = AgentHost(Gateway(SessionModel.create(WritingGenerator(TOKENIZER, []), TOKENIZER, [], 64)).app(), program)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from verl_tool.sandbox.backends import Container, ContainerSettings
+from verl_tool.sandbox.backends.providers import ELSEWHERE
 from verl_tool.sandbox.backends.resident_client import ResidentProgram
 from verl_tool.sandbox.inside.wire import WORK_DIRECTORY
 from verl_tool.sandbox.limits import Limits, SessionLimits
@@ -27,6 +28,16 @@ class ContainerOptions(BaseModel):
     writable: bool = False
     """The program may change the image's files, as the image's own user, in a layer that is dropped at the end. Its
     size is not bounded."""
+
+    @field_validator("engine")
+    @classmethod
+    def _is_on_this_machine(cls, engine: str) -> str:
+        if engine in ELSEWHERE:
+            raise ValueError(
+                f"containers of {engine} are on other machines, which have neither the gateway's socket nor the "
+                "agent's files; use docker or podman"
+            )
+        return engine
 
 
 @dataclass(frozen=True)

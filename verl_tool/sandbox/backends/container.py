@@ -45,8 +45,6 @@ from verl_tool.sandbox.job import encode
 from verl_tool.sandbox.limits import SessionLimits
 from verl_tool.sandbox.result import CellResult, RunResult, written
 
-_START_SECONDS = 120.0
-"""Time to start a container of an image that is there."""
 _STARTS = 8
 """Containers of an event loop that are started at a time: engines fail when a hundred start at once."""
 _OWN_SECONDS = 20.0
@@ -67,7 +65,9 @@ class Container:
 
     def __init__(self, settings: ContainerSettings, limits: SessionLimits) -> None:
         """Store the settings. Raises ConfigError if the provider is not available."""
-        self.provider = find_provider(settings.command)
+        self.provider = find_provider(settings.command, settings.provider)
+        if settings.user and self.provider.same_user:
+            raise ConfigError("user has no effect with same_user; leave it out")
         self.name = f"verl-tool-{secrets.token_hex(8)}"
         self._settings, self.limits = settings, limits
         self._lock = asyncio.Lock()
@@ -102,15 +102,17 @@ class Container:
         """Start the container, after others that are being started. Raises SandboxError if that fails."""
         settings = self._settings
         self._image = settings.committed or await image_settings(self.provider, settings.image)
+        if settings.user:
+            self._image = replace(self._image, user=settings.user)
         if settings.writable and not settings.workdir:
             self.work_directory = self._image.workdir
         async with _starting.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_STARTS)):
             try:
-                await asyncio.wait_for(self._start(), _START_SECONDS)
+                await asyncio.wait_for(self._start(), self.provider.start_seconds)
                 self._lost = ""
             except asyncio.TimeoutError:
                 await self.stop()
-                words = f"no container of image {self._settings.image} in {_START_SECONDS:g} s"
+                words = f"no container of image {self._settings.image} in {self.provider.start_seconds:g} s"
                 raise SandboxError(f"{self.provider.name} run: {words}", retryable=True) from None
             except BaseException:
                 await self.stop()
@@ -206,6 +208,9 @@ class Container:
         processes without its own privileges on the machine.
         """
         async with self._turn() as client:
+            if self._settings.writable and not self.provider.commits:
+                words = f"a container of {self.provider.name} whose image's files may be changed cannot be copied"
+                raise SandboxError(words, retryable=False)
             if client.programs:
                 raise SandboxError(
                     f"a container of {self.provider.name} cannot be forked while it has Python state or a program "
@@ -225,19 +230,23 @@ class Container:
 
     @contextlib.asynccontextmanager
     async def companion(self, limits: SessionLimits, folders: Sequence[str] = ()) -> AsyncIterator[Container]:
-        """Start a second container of the same image, with what this one has changed of it, for programs that judge the
-        results of this one. folders: of `ContainerSettings`, in addition. `copy_files` copies what is in memory. Raises
-        the errors of `start`."""
+        """Start a second container of the same image, for programs that judge the results of this one. folders: of
+        `ContainerSettings`, in addition. It has what this one has changed of its image, but only the work folder if
+        programs are root (see `trust_image`), or the provider does not commit. `copy_files` copies the rest. Raises the
+        errors of `start`."""
         async with self._turn():
-            settings = await self._committed()
+            settings = self._settings if self._copies_work_folder() else await self._committed()
         async with Container(replace(settings, folders=(*settings.folders, *folders)), limits) as companion:
             yield companion
 
     async def copy_files(self, target: Container, wall_seconds: float) -> str:
-        """Copy the folders in memory to those of another container, including modes, times and links. Returns the
-        reason if not everything was copied, and otherwise an empty text. Raises ToolFault ``state_lost``."""
+        """Copy the folders in memory to those of its companion, and the work folder if it has none of the changes,
+        including modes, times and links. Returns the reason if not everything was copied, and otherwise an empty text.
+        Raises ToolFault ``state_lost``."""
         async with self._turn():
-            return await self._copy_to(target, wall_seconds)
+            in_memory = (wire.WORK_DIRECTORY, "/tmp")
+            copied = self._copies_work_folder() and self.work_directory not in in_memory
+            return await self._copy_to(target, wall_seconds, (self.work_directory,) if copied else ())
 
     def calls(self, folder: str) -> ContainerCalls:
         """The requests that its programs write to a folder, for `CommandRelay`."""
@@ -258,9 +267,25 @@ class Container:
             raise
         return replace(self._settings, image=image, committed=self._image)
 
-    async def _copy_to(self, target: Container, wall_seconds: float) -> str:
-        packing = await self.spawn_inside([], cwd="/", python=_archive("pack", (wire.WORK_DIRECTORY, "/tmp")))
-        unpacking = await target.spawn_inside([], cwd="/", python=_archive("unpack"))
+    def _copies_work_folder(self) -> bool:
+        """Whether a companion has a fresh image with a copy of the work folder. Raises SandboxError if that folder
+        cannot stand for all that programs have changed."""
+        settings, is_root = self._settings, self.require().user[0] == 0
+        if not settings.writable or (self.provider.commits and (settings.trust_image or not is_root)):
+            return False
+        if not is_root:
+            reason = f"{self.provider.name} commits none, and programs are not root, who alone can copy all of it"
+        elif not self.work_directory.strip("/"):
+            reason = "its work folder is /; set workdir" + (", or trust_image" if self.provider.commits else "")
+        else:
+            return True
+        raise SandboxError(f"the results of a container cannot be judged: {reason}", retryable=False)
+
+    async def _copy_to(self, target: Container, wall_seconds: float, replaced: Sequence[str] = ()) -> str:
+        """replaced: folders that are emptied before."""
+        folders = (wire.WORK_DIRECTORY, "/tmp")
+        packing = await self.spawn_inside([], cwd="/", python=_archive("pack", (*folders, *replaced)))
+        unpacking = await target.spawn_inside([], cwd="/", python=_archive("unpack", tuple(replaced)))
         complaints = [asyncio.ensure_future(program.stderr.read()) for program in (packing, unpacking)]
 
         async def pump() -> tuple[int, int]:
@@ -454,6 +479,7 @@ class Container:
         """Arguments of the resident process."""
         writable = self._settings.writable
         home, user = (None, self._image.user) if writable else (wire.WORK_DIRECTORY, _USER)
+        user = "" if self.provider.same_user else user
         env = {"TMPDIR": "/tmp", **(egress.VARIABLES if self._settings.allowed_hosts else {})}
         return {"user": user, "home": home, "env": env, "seconds": self._settings.max_seconds}
 

@@ -36,12 +36,13 @@ class Ran:
 class ContainerEngine:
     """The command line of a container engine."""
 
-    def __init__(self, command: str) -> None:
-        """Find `command`. Raises ConfigError if there is no such program on PATH."""
+    def __init__(self, command: str, prefixes: tuple[str, ...] = _PASSED_PREFIXES) -> None:
+        """Find `command`. prefixes: of environment variables that it sees in addition. Raises
+        ConfigError if there is no such program on PATH."""
         path = shutil.which(command)
         if path is None:
             raise ConfigError(f"there is no program {command!r} on PATH; install it, or set backend to 'sandbox'")
-        self.command, self._path = command, path
+        self.command, self._path, self._prefixes = command, path, prefixes
 
     async def start(self, *arguments: str) -> asyncio.subprocess.Process:
         """Start a call on pipes, without waiting for its end.
@@ -60,7 +61,7 @@ class ContainerEngine:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env=_environment(),
+                env=self._environment(),
                 start_new_session=True,
             )
         except OSError as error:
@@ -88,6 +89,9 @@ class ContainerEngine:
         finally:
             await end(process)
         return Ran(code, bytes(out.data), bytes(err.data), out.total, err.total)
+
+    def _environment(self) -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name in _PASSED or name.startswith(self._prefixes)}
 
 
 class _Captured:
@@ -120,7 +124,3 @@ async def end(process: asyncio.subprocess.Process) -> None:
     while process.returncode is None and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     process._transport.close()  # type: ignore[attr-defined]
-
-
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name in _PASSED or name.startswith(_PASSED_PREFIXES)}

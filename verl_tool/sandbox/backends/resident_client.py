@@ -60,11 +60,13 @@ class ResidentClient:
 
     async def begin(self, settings: Mapping[str, Any]) -> None:
         """Send the program with the arguments of its `main`, and wait until it is ready. Raises ResidentExitedError if
-        it does not start, ValueError if something else answers."""
+        it does not start, ValueError if something else answers, SandboxError if it cannot work as it has to."""
         arguments = {**settings, "lines": self._lines}
         line = f"names = {{'__name__': 'resident'}}; exec({_source()!r}, names); names['main'](**{arguments!r})\n"
         self._writer.write(line.encode())
         header, _ = await self._frame()
+        if "reason" in header:
+            raise SandboxError(f"the container cannot be used: {header['reason']}", retryable=False)
         if not header.get("ready"):
             raise ResidentExitedError
         self.user = tuple(header["user"])
@@ -179,7 +181,9 @@ class ResidentClient:
             head, body = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
             header: dict[str, Any] = json.loads(await self._reader.readexactly(head))
             return header, await self._reader.readexactly(body) if body else b""
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, struct.error, ConnectionError):
+        except struct.error as error:
+            raise ValueError("this is no frame") from error
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             raise ResidentExitedError from None
 
     def _lose_all(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox.backends.egress import EgressProxy
@@ -22,7 +24,7 @@ class ImageSettings:
 @dataclass(frozen=True)
 class ContainerSettings:
     command: str
-    """The provider: ``docker``, ``podman``, or another program that understands the same arguments."""
+    """The provider (`providers.find_provider`)."""
     image: str
     cpus: float = 1.0
     """Maximum CPU time per second, for all processes together."""
@@ -30,6 +32,11 @@ class ContainerSettings:
     """Files and folders of this machine that are mounted at the same paths, and cannot be changed."""
     writable: bool = False
     """Programs are the image's own user, and may change the image's files."""
+    user: str = ""
+    """If `writable`: the programs' user, in place of the image's, which providers on other machines do not know."""
+    trust_image: bool = False
+    """Where programs are root: verifiers run on all that they have changed of the image, and not on a fresh image with
+    a copy of the work folder and /tmp. Programs of the image, such as a replaced python3, are then the trajectory's."""
     workdir: str = ""
     """Where its programs start, and relative paths begin. Defaults to that of the image if `writable`, else to a folder
     in memory, ``/box/work``."""
@@ -37,6 +44,8 @@ class ContainerSettings:
     """Further empty folders in memory, that its user may write to."""
     allowed_hosts: tuple[str, ...] = ()
     """Hosts that its programs reach over a proxy (`egress`); with none, they have no network at all."""
+    provider: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the provider's own."""
     max_seconds: float = 86400.0
     """After which it ends, whatever it does."""
     committed: ImageSettings | None = None
@@ -50,4 +59,6 @@ class ContainerSettings:
                 raise ConfigError(f"{path!r} is to be readable in the container; give an absolute path that is there")
         if not self.cpus > 0:
             raise ConfigError(f"cpus is {self.cpus}; it must be above 0")
+        if self.user and not self.writable:
+            raise ConfigError("user has no effect without writable; leave it out")
         EgressProxy(self.allowed_hosts)

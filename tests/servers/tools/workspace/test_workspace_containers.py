@@ -114,7 +114,7 @@ VERIFICATION = Verification(files=pack_files({"test.sh": PackedFile(TEST.encode(
 SQUARE = "open('made_by_square', 'w')\nprint(int(input()) ** 2)\n"
 
 
-@pytest.fixture(params=["stand-in", "podman", "podman, writable"])
+@pytest.fixture(params=["stand-in", "podman", "podman, writable", "podman, trusted"])
 async def workspace(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Workspace]:
@@ -123,7 +123,8 @@ async def workspace(
     elif request.param == "podman":
         settings = ContainerSettings(real("podman"), REAL_IMAGE)
     else:
-        settings = ContainerSettings(real("podman"), REAL_IMAGE, writable=True, workdir="/srv")
+        trust = request.param == "podman, trusted"
+        settings = ContainerSettings(real("podman"), REAL_IMAGE, writable=True, trust_image=trust, workdir="/srv")
     async with Container(settings, SessionLimits(wall_seconds=30)) as container:
         yield Workspace(container)
 
@@ -157,6 +158,20 @@ async def test_what_a_policy_leaves_does_not_reach_its_verifier(workspace: Works
         await container.exec(attack)
     verdict = await workspace.verify(VERIFICATION)
     assert (verdict.reward, verdict.fault) == (0.0, None), verdict.told
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+async def test_programs_of_the_image_are_the_trajectory_s_only_if_they_are_trusted(trusted: bool) -> None:
+    settings = ContainerSettings(real("podman"), REAL_IMAGE, writable=True, workdir="/srv", trust_image=trusted)
+    async with Container(settings, SessionLimits(wall_seconds=30)) as container:
+        fake = "#!/bin/sh\nmkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt\n"
+        await container.write_file("/usr/local/bin/check-it", fake.encode())
+        await container.exec("chmod +x /usr/local/bin/check-it; echo changed > /etc/changed; echo x > here")
+        test = "cat here /etc/changed; check-it || echo 0 > /logs/verifier/reward.txt"
+        files = pack_files({"test.sh": PackedFile(test.encode())})
+        verdict = await Workspace(container).verify(Verification(files=files, timeout_seconds=30))
+        assert verdict.reward == float(trusted), verdict.told
+        assert verdict.told.startswith("x\nchanged" if trusted else "x\ncat: /etc/changed")
 
 
 async def test_a_workspace_of_files_is_forked_and_one_with_python_state_is_not(workspace: Workspace) -> None:
@@ -246,7 +261,9 @@ async def test_options_without_effect_and_images_that_are_not_there_are_refused(
     for options, words in (
         ({"image": "debian:12"}, "image has no effect with backend='sandbox'"),
         ({"backend": "docker"}, "backend='docker' needs image"),
+        ({"trust_image": True}, "trust_image has no effect with backend='sandbox'"),
         ({"writable": True}, "writable has no effect with backend='sandbox'"),
+        ({"provider": {"app": "x"}}, "provider has no effect with backend='sandbox'"),
         ({"backend": "docker", "allowed_images": ["a/*"], "warm_containers": 1}, "image, which is empty"),
         ({"backend": "podman", "image": "x", "allowed_modules": ["math"]}, "allowed_modules has no effect"),
         ({"backend": "lxc"}, "backend is 'lxc'"),

@@ -5,6 +5,7 @@ left out. What the user itself may not read is made readable first.
 """
 
 import os
+import shutil
 import stat
 import sys
 import tarfile
@@ -41,8 +42,14 @@ def _add(archive, entry):
     return kind == stat.S_IFDIR
 
 
-def unpack():
-    """Unpack a tar from stdin."""
+def unpack(folders):
+    """Unpack a tar from stdin. folders: to be emptied first."""
+    for folder in folders:
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
     with tarfile.open(fileobj=os.fdopen(0, "rb"), mode="r|") as archive:
         archive.extraction_filter = lambda member, path: member
         archive.extractall("/")
@@ -54,7 +61,7 @@ def run(action, *arguments):
         if action == "pack":
             pack(*arguments)
         else:
-            unpack()
+            unpack(*arguments)
     except (OSError, tarfile.TarError, RecursionError) as error:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()

@@ -17,6 +17,7 @@ for the next program, with a fork that becomes it: a command then takes no fork 
     read     path, bytes                                        payload: the content
     write    path, mode, make; payload: the content             an empty one
     end      all programs and connections                       an empty one
+    lease    seconds: end then, unless another one comes        none
     listen   port: connections of programs to it are passed on  an empty one; `connected` frames, and as of a program
 """
 
@@ -52,6 +53,7 @@ OWN_USER = 65533
 """In place of root where the programs are root, who may end processes of the same user."""
 ROWS, COLUMNS = 50, 200
 _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 4, 8, 24, 36
+_PR_SET_NO_NEW_PRIVS = 38
 _OWN_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 8)
 """CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP"""
 _CAPABILITIES_OF_ROOT = (0, 1, 3, 4)
@@ -95,6 +97,9 @@ def decode(frame):
 class User:
     """Who the programs are."""
 
+    separate = True
+    """Whether this process is another user."""
+
     def __init__(self, name):
         """name: as of a Dockerfile's USER, names or numbers. Raises KeyError for one that the image does not have."""
         user, _, group = name.partition(":")
@@ -116,6 +121,7 @@ class User:
 
     def become(self):
         """Be this user for good."""
+        prctl(_PR_SET_NO_NEW_PRIVS, 1)
         if self.uid == 0:
             for number in range(64):
                 if number not in _CAPABILITIES_OF_ROOT:
@@ -139,6 +145,35 @@ class User:
             if self.uid == 0:  # what a change from root takes away
                 set_capabilities(_OWN_CAPABILITIES)
             os.setegid(own)
+
+    def end_all(self):
+        """Become this user, and end all of its processes but this one."""
+        self.become()
+        os.kill(-1, signal.SIGKILL)
+
+
+class OwnUser(User):
+    """The user of this process, where it may become no other. Its programs can end it."""
+
+    separate = False
+
+    def __init__(self):
+        super().__init__(f"{os.geteuid()}:{os.getegid()}")
+        self._resident = os.getpid()
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what programs leave stays below it
+
+    def become(self):
+        prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        set_capabilities(())
+
+    @contextlib.contextmanager
+    def lent(self):
+        yield
+
+    def end_all(self):
+        for pid in set(descendants(self._resident)) - {os.getpid()}:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def read_file(path, maximum):
@@ -283,7 +318,7 @@ class Keeper:
             for pid in descendants(os.getpid()):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline and self._user.separate:
                 # They start others faster than they are found. No process of that user outlives one `kill` of all.
                 if not self._is_user:
                     self._user.become()
@@ -379,7 +414,8 @@ class KeeperClient:
         send_order(self.channel, self._turn, message, streams)
 
     def read_report(self):
-        """`REPORT`; None after its end. Without `leader` it was the first one, else the second."""
+        """The process that becomes its program, or the wait status of the one before, and an errno; None after its
+        end, or if it could not start one. (`leader` says which.)"""
         report = os.read(self.report, REPORT.size)
         if len(report) < REPORT.size:
             return None
@@ -577,7 +613,7 @@ class StartedProgram(Streams):
             streams = [pairs[0][0], pairs[1][1], pairs[2][1]]
             self._input_fd, outputs = pairs[0][1], {pairs[1][0]: 1, pairs[2][0]: 2}
         try:
-            self.keeper = self._resident.take_keeper(self._message, streams)
+            self._keeper = self._resident.take_keeper(self._message, streams)
         except OSError:
             for fd in {self._input_fd, *outputs}:
                 os.close(fd)
@@ -588,9 +624,9 @@ class StartedProgram(Streams):
         self._outputs = outputs
         for fd in {*outputs, self._input_fd}:
             os.set_blocking(fd, False)
-        self._resident.watch(self.keeper.report, selectors.EVENT_READ, self._reported)
-        if self.keeper.leader:
-            self._lead(self.keeper.leader)
+        self._resident.watch(self._keeper.report, selectors.EVENT_READ, self._reported)
+        if self._keeper.leader:
+            self._lead(self._keeper.leader)
         if not self._spawned:
             self.deadline = self._started + self._message["seconds"]
         self._feed()
@@ -600,7 +636,7 @@ class StartedProgram(Streams):
         if self._status is None and not self._killed:
             self._killed, self.limit = True, limit
             self.deadline = None
-            self.keeper.kill()
+            self._keeper.kill()
 
     def signal(self, number):
         """The leader of its terminal's session, and the group in the foreground, after a signal to that; 0 and 0 if
@@ -642,22 +678,22 @@ class StartedProgram(Streams):
             self._resident.send({"id": self.id, "started": True})
 
     def _reported(self, fd):
-        report = self.keeper.read_report()
+        report = self._keeper.read_report()
         if report is None:  # the keeper was killed, for this container's memory
             self._status = signal.SIGKILL
             self._resident.end_user()
         elif self.leader:
             self._status = report[0]
-        elif self.keeper.leader:
-            self._lead(self.keeper.leader)
+        elif self._keeper.leader:
+            self._lead(self._keeper.leader)
             return
         else:
             self._status, failure = 0, report[1]
         self._resident.forget(fd)
         if report is None or not self.leader or self._killed or not report[1]:
-            self.keeper.close()
+            self._keeper.close()
         else:
-            self._resident.give_back(self.keeper)
+            self._resident.give_back(self._keeper)
         for output in list(self._outputs):
             for _ in range(_READS_AFTER_END):
                 if not self._read(output):
@@ -691,21 +727,23 @@ class Resident:
         """seconds: that it lives at most. lines: frames are lines of base64."""
         self.user = user
         self._lines = lines
-        self._ends = time.monotonic() + seconds
+        self._last_end = self._ends = time.monotonic() + seconds
         self._selector = selectors.DefaultSelector()
         self._programs = {}
         self._buffer = bytearray()
         self._ending = []
         """Ids of requests to end all programs."""
         self._connections = itertools.count(-1, -1)
-        self._idle: list = []
-        """A keeper without a program, if there is one."""
+        self._keepers: dict = {}
+        """Those that have not been seen to end, by process id."""
+        self._idle = None
+        """A keeper without a program."""
 
     def serve(self):
         """Answer requests until stdin ends, or its time is up."""
         self.watch(0, selectors.EVENT_READ, self._received)
         with contextlib.suppress(OSError):
-            self.give_back(KeeperClient(self.user))
+            self.give_back(self._new_keeper())
         while time.monotonic() < self._ends:
             timed = [program for program in self._programs.values() if program.deadline is not None]
             deadlines = [program.deadline for program in timed]
@@ -727,15 +765,14 @@ class Resident:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return
-                programs = [program for program in self._programs.values() if isinstance(program, StartedProgram)]
-                for keeper in [*self._idle, *(program.keeper for program in programs)]:
-                    if keeper.pid == pid:  # whose number may be another's from now on
-                        keeper.pid = 0
+                keeper = self._keepers.pop(pid, None)
+                if keeper is not None:  # its number may be another's from now on
+                    keeper.pid = 0
 
     def take_keeper(self, message, streams):
         """A keeper that has been sent a program. Raises OSError if no process can be started."""
-        if self._idle:
-            keeper = self._idle.pop()
+        keeper, self._idle = self._idle, None
+        if keeper is not None:
             self.forget(keeper.report)
             try:
                 keeper.send(message, streams)
@@ -743,27 +780,31 @@ class Resident:
                 keeper.close()
             else:
                 return keeper
-        keeper = KeeperClient(self.user)
+        keeper = self._new_keeper()
         with contextlib.suppress(OSError):  # it reports why
             keeper.send(message, streams)
         return keeper
 
+    def _new_keeper(self):
+        keeper = KeeperClient(self.user)
+        self._keepers[keeper.pid] = keeper
+        return keeper
+
     def give_back(self, keeper):
         """Have a keeper wait for the next program, or end if another one does."""
-        if self._idle:
+        if self._idle is not None:
             keeper.kill()
             keeper.close()
             return
-        self._idle.append(keeper)
-        self.watch(keeper.report, selectors.EVENT_READ, self._reported_idle)
+        self._idle = keeper
+        self.watch(keeper.report, selectors.EVENT_READ, lambda _fd: self._reported_idle(keeper))
 
-    def _reported_idle(self, fd):
-        (keeper,) = self._idle
+    def _reported_idle(self, keeper):
         had_program, report = keeper.leader, keeper.read_report()
         if report is None or not (had_program or keeper.leader):
-            self.forget(fd)
+            self.forget(keeper.report)
             keeper.close()
-            self._idle.clear()
+            self._idle = None
 
     def end_user(self):
         """End all processes of the programs' user."""
@@ -771,8 +812,7 @@ class Resident:
             child = os.fork()
             if child == 0:
                 try:
-                    self.user.become()
-                    os.kill(-1, signal.SIGKILL)
+                    self.user.end_all()
                 finally:
                     os._exit(0)
 
@@ -849,6 +889,8 @@ class Resident:
                 self.send({"id": number})
             elif operation == "end":
                 self._end(number)
+            elif operation == "lease":
+                self._ends = min(self._last_end, time.monotonic() + message["seconds"])
             else:
                 self._handle_program(message, payload, self._programs.get(message["of"]))
         except OSError as error:
@@ -895,14 +937,21 @@ class Resident:
 
 
 def main(user, home, env, seconds, lines):
-    """user: of the programs, as of a Dockerfile's USER. home: theirs; None: as the image has it. env: further variables
-    of theirs. seconds: that this process lives at most. lines: frames are lines of base64."""
-    user = User(user)
+    """user: of the programs, as of a Dockerfile's USER; empty: that of this process. home: theirs; None: as the image
+    has it. env: further variables of theirs. seconds: that this process lives at most. lines: frames are lines of
+    base64."""
+    user = User(user) if user else OwnUser()
     os.environ.update(env, HOME=user.home if home is None else home)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     prctl(_PR_SET_DUMPABLE, 0)
-    os.setgroups([])
-    if user.uid == 0:
+    try:
+        if user.separate:
+            os.setgroups([])
+    except PermissionError:
+        reason = f"its first process (uid {os.geteuid()}) may not become another user"
+        os.write(1, encode({"ready": False, "reason": reason}, b"", lines))
+        return
+    if user.separate and user.uid == 0:
         prctl(_PR_SET_KEEPCAPS, 1)
         os.setresgid(OWN_USER, OWN_USER, OWN_USER)
         os.setresuid(OWN_USER, OWN_USER, OWN_USER)

@@ -29,6 +29,10 @@ _MAX_USER_PROCESSES = 1 << 14
 class CommandLineProvider:
     """See `ContainerProvider`."""
 
+    start_seconds = 120.0
+    commits = True
+    same_user = False
+
     def __init__(self, command: str) -> None:
         """Raises ConfigError if the command line does not exist."""
         self.name = command

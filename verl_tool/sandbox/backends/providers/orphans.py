@@ -40,7 +40,7 @@ async def remove_orphans(engine: ContainerEngine) -> int:
     found = 0
     for remove, names in (("rm", containers), ("rmi", images)):
         for name, owner_name in names:
-            if _has_ended(owner_name):
+            if has_ended(owner_name):
                 found += 1
                 await engine.run([remove, "--force", name], seconds=_SECONDS)
     return found
@@ -64,7 +64,7 @@ def _labels(labels: str | dict[str, str] | None) -> dict[str, str]:
     return dict(label.partition("=")[::2] for label in labels.split(",")) if isinstance(labels, str) else labels or {}
 
 
-def _has_ended(name: str) -> bool:
+def has_ended(name: str) -> bool:
     """Whether an `owner` of this machine does not run any more. Behind it there may be more words."""
     parts = name.split(".")
     if len(parts) < 3 or parts[0] != _host():

@@ -77,6 +77,12 @@ class ContainerProvider(Protocol):
 
     name: str
     """For messages."""
+    start_seconds: float
+    """Time to start a container of an image that was described."""
+    commits: bool
+    """Whether it has `commit`."""
+    same_user: bool
+    """Whether all processes of a container are one user: programs can end their container, and nothing else."""
 
     async def describe(self, image: str) -> ImageSettings:
         """Describe an image. One that is not there is fetched."""
@@ -84,7 +90,7 @@ class ContainerProvider(Protocol):
     async def start(self, spec: ContainerSpec) -> PipedProcess:
         """Start a container whose network, but for its loopback device, and file system are cut off from this machine.
 
-        It ends when the pipe to its first process is closed.
+        It ends when the pipe to its first process is closed, or a few minutes after this process has ended.
         """
 
     async def remove(self, name: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,8 +41,15 @@ def runtime() -> Runtime:
     """This machine's Python if the engine is on it, else the image's python3, 3.8 or newer."""
     hosts = [os.environ.get(name, "") for name in _REMOTE]
     if any(host and not host.startswith("unix:") for host in hosts):
-        return Runtime((), ("-c", _IMAGES_OWN, _READ))
+        return images_runtime()
     return _local_runtime()
+
+
+def images_runtime(folders: Sequence[str] = ()) -> Runtime:
+    """The image's python3, for containers on other machines. folders: are made first, writable for everybody."""
+    made = shlex.join(folders)
+    make = f"mkdir -p {made} && chmod 1777 {made} && " if folders else ""
+    return Runtime((), ("-c", make + _IMAGES_OWN, _READ))
 
 
 @cache
@@ -49,7 +58,7 @@ def _local_runtime() -> Runtime:
     loader = re.search(r"/\S*/ld-linux\S*\.so\S*", maps)
     libc = re.search(r"/\S*/libc(?:-[\d.]+)?\.so\S*", maps)
     if loader is None or libc is None:  # another libc, which is not known to work beside the image's
-        return Runtime((), ("-c", _IMAGES_OWN, _READ))
+        return images_runtime()
     libraries = Path(os.path.realpath(libc[0])).parent
     mounts = (
         (str(libraries), f"{_ROOT}/lib"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from fnmatch import fnmatchcase
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -30,8 +30,10 @@ class WorkspaceOptions(PolicyOptions):
     """The limits of a call, of a workspace, and of all workspaces. All but the first two, and what `ToolOptions` has,
     must be the same for tools that are served together, for they share workspaces."""
 
-    backend: Literal["sandbox", "docker", "podman"] = "sandbox"
+    backend: Literal["sandbox", "docker", "podman", "kubernetes", "modal", "e2b", "daytona"] = "sandbox"
     """Where workspaces are: sessions of this project's sandbox, or a container for each trajectory."""
+    provider: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the back end's own: namespace of a cluster, region of a service."""
     image: str = ""
     """Of the containers. It needs bash, and what the tools use: python3 for ``ipython_code``."""
     allowed_images: tuple[str, ...] = ()
@@ -39,9 +41,15 @@ class WorkspaceOptions(PolicyOptions):
     a row may name `image` only."""
     writable: bool = False
     """Programs are the image's own user, may change its files, and start in its working directory."""
+    trust_image: bool = False
+    """Of images whose user is root: verifiers see all that was changed, and run the image's programs as they were left.
+    Without it, they see the work folder and /tmp, on a fresh image."""
     workdir: str = ""
     """Where programs start and relative paths begin, in place of the image's working directory (if `writable`) or of
-    ``/box/work``."""
+    ``/box/work``. Back ends on other machines do not know that of an image: it is ``/`` there."""
+    user: str = ""
+    """If `writable`: the programs' user, in place of the image's. Back ends on other machines do not know that of an
+    image: it is root there."""
     allowed_hosts: tuple[str, ...] = ()
     """Hosts that programs in containers reach over a proxy, such as ``pypi.org`` or ``*.example.org:8443``. With none,
     there is no network."""
@@ -65,7 +73,8 @@ class WorkspaceOptions(PolicyOptions):
     @model_validator(mode="after")
     def _nothing_without_effect(self) -> WorkspaceOptions:
         other = _OF_CONTAINERS if self.backend == "sandbox" else _OF_THE_SANDBOX
-        changed = [name for name in other if getattr(self, name) != WorkspaceOptions.model_fields[name].default]
+        fields = WorkspaceOptions.model_fields
+        changed = [name for name in other if getattr(self, name) != fields[name].get_default(call_default_factory=True)]
         if changed:
             raise ValueError(f"{changed[0]} has no effect with backend={self.backend!r}; leave it out")
         if self.backend != "sandbox" and not (self.image or self.allowed_images):
@@ -78,7 +87,17 @@ class WorkspaceOptions(PolicyOptions):
         return self
 
 
-_OF_CONTAINERS = ("image", "allowed_images", "writable", "workdir", "allowed_hosts", "warm_containers", "cpus")
+_OF_CONTAINERS = (
+    "image",
+    "allowed_images",
+    "writable",
+    "workdir",
+    "user",
+    "allowed_hosts",
+    "warm_containers",
+    "cpus",
+    "provider",
+)
 _OF_THE_SANDBOX = ("pre_import", "allowed_modules", "restricted_functions", "isolation", "warm_modules")
 """And ``workers``, which a server gives to all of its tools."""
 _OF_EACH_TOOL = {*ToolOptions.model_fields, "timeout_seconds", "max_output_length"}
@@ -196,7 +215,10 @@ class WorkspaceTool(SandboxTool):
                 chosen.image or chosen.allowed_images[0],
                 chosen.cpus,
                 writable=chosen.writable,
+                trust_image=chosen.trust_image,
+                user=chosen.user,
                 workdir=chosen.workdir,
+                provider=chosen.provider,
                 allowed_hosts=chosen.allowed_hosts,
             )
             self._containers = ContainerPool(settings, shared, chosen.warm_containers)
@@ -228,7 +250,7 @@ class WorkspaceTool(SandboxTool):
         if self._containers is None:
             self.sandbox = await take_pool(self._settings)
             return
-        await find_provider(self.options.backend).remove_orphans()
+        await find_provider(self.options.backend, self.options.provider).remove_orphans()
         if self.options.image:
             container = await self._containers.take()
             try:

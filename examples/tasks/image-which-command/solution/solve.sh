@@ -1,0 +1,4 @@
+#!/bin/bash
+set -e
+readlink -f "$(command -v report)" > answer.txt
+report >> answer.txt

@@ -1,0 +1,23 @@
+"""Compares the file with the right version."""
+
+import os
+import stat
+from pathlib import Path
+
+RIGHT = "name,limit\nalpha,12\nbeta,26\ngamma,7\ndelta,33\n"
+
+
+def text_of(path):
+    """The text of a small plain file; None of anything else."""
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > 200_000:
+            return None
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError):
+        return None
+
+
+right = text_of("limits.csv") == RIGHT
+Path("/logs/verifier/reward.txt").write_text("1\n" if right else "0\n")
