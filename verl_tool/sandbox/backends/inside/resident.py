@@ -414,7 +414,8 @@ class KeeperClient:
         send_order(self.channel, self._turn, message, streams)
 
     def read_report(self):
-        """`REPORT`; None after its end. Without `leader` it was the first one, else the second."""
+        """The process that becomes its program, or the wait status of the one before, and an errno; None after its
+        end, or if it could not start one. (`leader` says which.)"""
         report = os.read(self.report, REPORT.size)
         if len(report) < REPORT.size:
             return None
@@ -735,8 +736,8 @@ class Resident:
         self._connections = itertools.count(-1, -1)
         self._keepers: dict = {}
         """Those that have not been seen to end, by process id."""
-        self._idle: list = []
-        """A keeper without a program, if there is one."""
+        self._idle = None
+        """A keeper without a program."""
 
     def serve(self):
         """Answer requests until stdin ends, or its time is up."""
@@ -770,8 +771,8 @@ class Resident:
 
     def take_keeper(self, message, streams):
         """A keeper that has been sent a program. Raises OSError if no process can be started."""
-        if self._idle:
-            keeper = self._idle.pop()
+        keeper, self._idle = self._idle, None
+        if keeper is not None:
             self.forget(keeper.report)
             try:
                 keeper.send(message, streams)
@@ -791,11 +792,11 @@ class Resident:
 
     def give_back(self, keeper):
         """Have a keeper wait for the next program, or end if another one does."""
-        if self._idle:
+        if self._idle is not None:
             keeper.kill()
             keeper.close()
             return
-        self._idle.append(keeper)
+        self._idle = keeper
         self.watch(keeper.report, selectors.EVENT_READ, lambda _fd: self._reported_idle(keeper))
 
     def _reported_idle(self, keeper):
@@ -803,7 +804,7 @@ class Resident:
         if report is None or not (had_program or keeper.leader):
             self.forget(keeper.report)
             keeper.close()
-            self._idle.clear()
+            self._idle = None
 
     def end_user(self):
         """End all processes of the programs' user."""
