@@ -505,7 +505,12 @@ def statuses_in(workspace, spec, log, folder):
 
 
 def find_workspace(spec):
-    """Return the sandbox's workspace where there is one, else the folder of the specification."""
+    """Return the sandbox's workspace where there is one, else the folder of the specification.
+
+    In a container, that is a copy on the image's own programs, and those of the trajectory's container are not.
+    """
+    if os.environ.get("VERL_TOOL_WORKSPACE") == "container":
+        return Workspace(spec["workdir"])
     for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         if folder and os.path.isfile(os.path.join(folder, "in_workspace.py")):
             sys.path.insert(0, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -61,8 +62,17 @@ async def test_commands_and_files(container: Container) -> None:
         await container.read_file("new")
     with pytest.raises(OSError, match=r"Read-only|Permission"):
         await container.write_file("/usr/x", b"")
-    with pytest.raises(OSError, match="more than 8388608 bytes"):
+    with pytest.raises(OSError, match="Invalid argument"):
         await container.read_file("/dev/zero")
+    await container.exec(["python3", "-c", "open('large', 'wb').truncate(9_000_000)"])
+    await container.exec("ln -s /proc/self/fd/1 link; mkfifo pipe")
+    with pytest.raises(OSError, match="File too large") as caught:
+        await container.read_file("large")
+    assert caught.value.errno == errno.EFBIG
+    for path in ("link", "pipe", "/proc/self/oom_score_adj", "/dev/null"):
+        with pytest.raises(OSError, match=r"Invalid argument|No such device|Permission denied"):
+            await container.write_file(path, b"1000")
+    assert (await container.exec("echo well")).stdout == "well\n"
     long = await container.exec("head -c 5000 /dev/zero")
     assert (long.stdout_bytes, len(long.stdout_raw), long.stdout_truncated) == (5000, 2000, True)
     for command in (["no-such-program"], ["echo", "a\0b"], ["echo", "a" * 200_000]):
@@ -323,6 +333,9 @@ async def test_what_cannot_be_started_says_why(alone: ContainerSettings, tmp_pat
     async with Container(ContainerSettings("docker", "no-python"), LIMITS) as container:
         with pytest.raises(SandboxError, match="no python3"):
             await container.run("1")
+        with pytest.raises(ToolFault, match="no python3") as caught:
+            await container.run("1")
+        assert caught.value.kind is FaultKind.TOOL_CRASHED, "a command may have removed it"
         assert (await container.exec("echo well")).stdout == "well\n"
     with pytest.raises(ToolFault, match="was stopped"):
         await container.exec("true")

@@ -11,7 +11,7 @@ from containers import REAL_IMAGE, real, stand_in
 
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox.backends import Container, ContainerSettings
-from verl_tool.sandbox.backends.egress import EgressProxy
+from verl_tool.sandbox.backends.egress import EgressProxy, ProxyRefusedError, _is_public
 from verl_tool.sandbox.limits import SessionLimits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -91,6 +91,7 @@ async def test_allowed_hosts_are_reached_and_others_are_not(settings: tuple[str,
         assert "HTTPError 403" in lines[2]
         assert "HTTPError 502" in lines[3]
         assert "Proxy" not in server.heads[0]
+        assert f"\nHost: 127.0.0.1:{server.port}\r" in server.heads[0]
         tunnel = (await container.exec(["python3", "-c", TUNNEL, str(server.port)])).stdout
         assert tunnel == "".join(f"200 /{number} 300000\n" for number in range(3))
         direct = "import socket; socket.create_connection(('127.0.0.1', int(__import__('sys').argv[1])), 5)"
@@ -99,6 +100,11 @@ async def test_allowed_hosts_are_reached_and_others_are_not(settings: tuple[str,
         garbage = "printf 'nonsense\\r\\n\\r\\n' > /dev/tcp/127.0.0.1/3128; exec 3<>/dev/tcp/127.0.0.1/3128; echo >&3"
         await container.exec(garbage, wall_seconds=5)
         assert (await container.exec("echo well")).stdout == "well\n"
+        many = "import socket\nmany = [socket.create_connection(('127.0.0.1', 3128)) for _ in range(200)]\n"
+        await container.exec(["python3", "-c", many + "print(len(many))"], wall_seconds=20)
+        assert (await container.exec("echo well")).stdout == "well\n"
+        slow = TUNNEL.replace("print(answer", "import time; time.sleep(0.2); print(answer")
+        assert (await container.exec(["python3", "-c", slow, str(server.port)])).stdout == tunnel
 
 
 async def test_there_is_no_proxy_without_allowed_hosts(settings: tuple[str, str]) -> None:
@@ -129,14 +135,34 @@ def test_hosts_are_matched_whole_with_their_port(hosts: tuple[str, ...], host: s
 
 
 async def test_a_name_of_an_address_that_is_not_public_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_tool.sandbox.backends.egress import ProxyRefusedError
-
     async def resolved(*_: object, **__: object) -> list[tuple[object, ...]]:
         return [(2, 1, 6, "", ("169.254.169.254", 80)), (2, 1, 6, "", ("10.0.0.1", 80))]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
     with pytest.raises(ProxyRefusedError, match="no public address"):
         await EgressProxy(["*"])._connected("metadata.example", 80)
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("1.1.1.1", True),
+        ("10.0.0.1", False),
+        ("2606:4700::1111", True),
+        ("::ffff:10.0.0.1", False),
+        ("64:ff9b::a00:1", False),
+        ("64:ff9b::101:101", True),
+        ("2002:a00:1::", False),
+        ("fe80::1%eth0", False),
+    ],
+)
+def test_addresses_that_stand_for_private_ones_are_not_public(address: str, public: bool) -> None:
+    assert _is_public(address) is public
+
+
+async def test_what_is_no_name_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ProxyRefusedError, match="cannot be resolved"):
+        await EgressProxy(["*"])._connected("a..example.org", 443)
 
 
 def test_what_is_no_host_is_rejected() -> None:

@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_tool.errors import SandboxError
 from verl_tool.sandbox.backends.inside import cell_server
 from verl_tool.sandbox.backends.resident_client import ResidentProgram
 from verl_tool.sandbox.result import CellResult, written
@@ -74,6 +73,7 @@ class Cells:
 
         Raises SandboxError if the image's python3 is missing or cannot run cells, ToolFault if the container has ended.
         """
+        pristine = self._container.pristine
         server = await self._container.spawn_inside(("python3", "-u", "-c", _source()))
         answer: dict[str, Any] = {}
         try:
@@ -89,11 +89,10 @@ class Cells:
             return server
         self._container.require()
         if server.returncode in _NO_PYTHON:
-            raise SandboxError("the image has no python3, which cells need", retryable=False)
+            raise self._container.failure("the image has no python3, which cells need", pristine)
         words = f"exit code {server.returncode}" if not answer else f"the cell's state was {answer['state']}"
-        raise SandboxError(
-            f"the image's python3 does not run cells ({words}); it must be 3.10 or newer", retryable=True
-        )
+        words = f"the image's python3 does not run cells ({words}); it must be 3.10 or newer"
+        raise self._container.failure(words, pristine, retryable=True)
 
     def forget(self) -> None:
         """The container ends the server. The state is gone."""

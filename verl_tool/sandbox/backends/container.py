@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import os
 import secrets
 import time
@@ -26,13 +27,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from verl_tool.errors import ConfigError, SandboxError, ToolFault
+from verl_tool.errors import ConfigError, SandboxError, ToolFault, VerlToolError
 from verl_tool.protocol import FaultKind
 from verl_tool.sandbox.backends import egress, transfer
 from verl_tool.sandbox.backends.calls import ContainerCalls
 from verl_tool.sandbox.backends.cells import Cells
 from verl_tool.sandbox.backends.egress import EgressProxy
-from verl_tool.sandbox.backends.inside import archive
+from verl_tool.sandbox.backends.inside import archive, trusted_paths
 from verl_tool.sandbox.backends.protocol import NOTHING
 from verl_tool.sandbox.backends.providers import find_provider
 from verl_tool.sandbox.backends.providers.images import image_settings
@@ -81,6 +82,8 @@ class Container:
         self._listening: asyncio.Task[None] | None = None
         self._cells = Cells(self)
         self._wall = 0.0
+        self.pristine = True
+        """Whether no command has run in it: what its image lacks is then not the doing of one."""
         self.work_directory = settings.workdir or wire.WORK_DIRECTORY
         """Where its programs start. That of the image is known after `start`."""
         self._image = ImageSettings("", "")
@@ -100,6 +103,18 @@ class Container:
 
     async def start(self) -> None:
         """Start the container, after others that are being started. Raises SandboxError if that fails."""
+        try:
+            await self._start_in_turn()
+            self._lost = ""
+        except asyncio.TimeoutError:
+            await self.stop()
+            words = f"no container of image {self._settings.image} in {self.provider.start_seconds:g} s"
+            raise SandboxError(f"{self.provider.name} run: {words}", retryable=True) from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start_in_turn(self) -> None:
         settings = self._settings
         self._image = settings.committed or await image_settings(self.provider, settings.image)
         if settings.user:
@@ -107,16 +122,7 @@ class Container:
         if settings.writable and not settings.workdir:
             self.work_directory = self._image.workdir
         async with _starting.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_STARTS)):
-            try:
-                await asyncio.wait_for(self._start(), self.provider.start_seconds)
-                self._lost = ""
-            except asyncio.TimeoutError:
-                await self.stop()
-                words = f"no container of image {self._settings.image} in {self.provider.start_seconds:g} s"
-                raise SandboxError(f"{self.provider.name} run: {words}", retryable=True) from None
-            except BaseException:
-                await self.stop()
-                raise
+            await asyncio.wait_for(self._start(), self.provider.start_seconds)
 
     async def _start(self) -> None:
         folders = (wire.WORK_DIRECTORY, "/tmp", *self._settings.folders)
@@ -239,6 +245,21 @@ class Container:
         async with Container(replace(settings, folders=(*settings.folders, *folders)), limits) as companion:
             yield companion
 
+    async def trusted_paths(self) -> dict[str, str]:
+        """Return PATH and LD_LIBRARY_PATH for a program that must be the image's own: without folders that the user of
+        this container's commit could change. Raises SandboxError if no folder of PATH is left."""
+        if self._settings.committed is None or self._settings.trust_image:
+            return {}
+        source = Path(trusted_paths.__file__).read_text(encoding="utf-8")
+        found = await self.run_apart(f"{source}\nmain()\n", _COPY_SECONDS)
+        paths: dict[str, str] = json.loads(found.stdout) if found.ok else {}
+        if not paths.get("PATH"):
+            words = (
+                f"all folders of PATH in the image belong to its user {self._image.user}, who could replace programs"
+            )
+            raise SandboxError(f"{words}; change the image, or set trust_image", retryable=False)
+        return paths
+
     async def copy_files(self, target: Container, wall_seconds: float) -> str:
         """Copy the folders in memory to those of its companion, and the work folder if it has none of the changes,
         including modes, times and links. Returns the reason if not everything was copied, and otherwise an empty text.
@@ -284,30 +305,40 @@ class Container:
     async def _copy_to(self, target: Container, wall_seconds: float, replaced: Sequence[str] = ()) -> str:
         """replaced: folders that are emptied before."""
         folders = (wire.WORK_DIRECTORY, "/tmp")
-        packing = await self.spawn_inside([], cwd="/", python=_archive("pack", (*folders, *replaced)))
-        unpacking = await target.spawn_inside([], cwd="/", python=_archive("unpack", tuple(replaced)))
-        complaints = [asyncio.ensure_future(program.stderr.read()) for program in (packing, unpacking)]
+        programs: list[ResidentProgram] = []
+        complaints: list[asyncio.Future[bytes]] = []
 
-        async def pump() -> tuple[int, int]:
+        async def pump() -> None:
+            packing = await self.spawn_inside([], cwd="/", python=_archive("pack", (*folders, *replaced)))
+            programs.append(packing)
+            unpacking = await target.spawn_inside([], cwd="/", python=_archive("unpack", tuple(replaced)))
+            programs.append(unpacking)
+            complaints.extend(asyncio.ensure_future(program.stderr.read()) for program in programs)
             while data := await packing.stdout.read(1 << 16):
                 unpacking.stdin.write(data)
                 await unpacking.stdin.drain()
             unpacking.stdin.close()
             await unpacking.stdout.read()
-            return await packing.wait(), await unpacking.wait()
+            await asyncio.gather(*complaints, *(program.wait() for program in programs))
 
         try:
-            codes = await asyncio.wait_for(pump(), wall_seconds)
+            await asyncio.wait_for(pump(), wall_seconds)
         except asyncio.TimeoutError:
             return f"it takes longer than {wall_seconds:g} s"
         except ConnectionError:
+            self.require()
             target.require()
             raise
         finally:
-            packing.kill()
-            unpacking.kill()
-            outputs = await asyncio.gather(*complaints)
-        texts = [text.decode(errors="replace").strip()[-_COMPLAINT_BYTES:] for text in outputs]
+            for program in programs:
+                program.kill()
+            for complaint in complaints:
+                complaint.cancel()
+        if any(program.status is None for program in programs):  # a container has ended, which is nobody's doing
+            self.require()
+            target.require()
+        texts = [complaint.result().decode(errors="replace").strip()[-_COMPLAINT_BYTES:] for complaint in complaints]
+        codes = [program.returncode for program in programs]
         return "; ".join(text or f"exit code {code}" for code, text in zip(codes, texts, strict=True) if code)
 
     async def read_file(self, path: str) -> bytes:
@@ -341,9 +372,20 @@ class Container:
                 await asyncio.wait_for(client.ask("end"), _OWN_SECONDS)
             except asyncio.TimeoutError:
                 raise self._no_answer() from None
+            except OSError as error:
+                words = f"the container's programs cannot be ended: {error.strerror}"
+                raise SandboxError(words, retryable=True) from error
         self._wall = 0.0
 
     # Methods for the parts of a container:
+
+    @staticmethod
+    def failure(words: str, pristine: bool, retryable: bool = False) -> VerlToolError:
+        """Return the error of something that its image lacks, or that does not work in it: SandboxError, or ToolFault
+        ``tool_crashed`` if commands have run there, which can bring it about."""
+        if pristine:
+            return SandboxError(words, retryable=retryable)
+        return ToolFault(FaultKind.TOOL_CRASHED, words, retryable=False)
 
     def require(self) -> ResidentClient:
         """Return what it is asked by. Raises ToolFault ``state_lost`` if the container has ended."""
@@ -384,6 +426,7 @@ class Container:
         for the resident's interpreter, in place of a command. Raises ToolFault ``state_lost``, and SandboxError if no
         process can be started."""
         client = self.require()
+        pristine, self.pristine = self.pristine, self.pristine and python is not None
         try:
             directory = self._absolute(cwd)
             started = client.spawn(command, env, directory, terminal=terminal, line_bytes=line_bytes, python=python)
@@ -394,7 +437,7 @@ class Container:
             self.require()
             raise
         except OSError as error:
-            raise SandboxError(f"no program can be started in the container: {error.strerror}", False) from error
+            raise self.failure(f"no program can be started in the container: {error.strerror}", pristine) from error
 
     async def _run(
         self,
@@ -408,6 +451,7 @@ class Container:
         """Run a command. At its end, or after `seconds`, all processes that it started are ended. The exit code is 126,
         as in a shell, if it cannot be run."""
         client = self.require()
+        self.pristine = self.pristine and python is not None
         number = client.number()
         fields = {"argv": list(command), "env": dict(env), "cwd": cwd, "seconds": seconds, "python": python}
         work = asyncio.ensure_future(
@@ -458,6 +502,7 @@ class Container:
     async def _stop(self) -> None:
         process = self._process
         if process is None:
+            await self._remove_image()
             return
         try:
             await self._egress.close()
@@ -472,8 +517,11 @@ class Container:
             await process.end()
             if self._listening is not None:
                 self._listening.cancel()
-            if self._settings.committed is not None:
-                await self.provider.remove_image(self._settings.image)
+            await self._remove_image()
+
+    async def _remove_image(self) -> None:
+        if self._settings.committed is not None:
+            await self.provider.remove_image(self._settings.image)
 
     def _inside(self) -> dict[str, Any]:
         """Arguments of the resident process."""

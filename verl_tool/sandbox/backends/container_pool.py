@@ -30,7 +30,7 @@ class ContainerPool:
         `Container.start` does."""
         if image and image != self._settings.image:
             return await self._start(replace(self._settings, image=image))
-        while self._waiting:
+        for _ in range(len(self._waiting)):
             ready = [task for task in self._waiting if task.done()]
             task = (ready or list(self._waiting))[0]
             self._waiting.remove(task)

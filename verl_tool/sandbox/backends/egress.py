@@ -29,6 +29,7 @@ VARIABLES = {
 _PATTERN = re.compile(r"[A-Za-z0-9.*_-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 _PORTS = (80, 443)
 """Of a host that is listed without one."""
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _MAX_HEAD_BYTES = 1 << 14
 _CONNECT_SECONDS = 20.0
 _HEAD_SECONDS = 30.0
@@ -112,11 +113,12 @@ class EgressProxy:
             raise ProxyRefusedError("403 Forbidden", f"{host}:{port} is not among the allowed hosts")
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
-            raise ProxyRefusedError("502 Bad Gateway", f"{host} cannot be resolved: {error.strerror}") from None
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no name"
+            raise ProxyRefusedError("502 Bad Gateway", f"{host} cannot be resolved: {reason}") from None
         reason = f"{host} has no public address"
         for address in dict.fromkeys(str(info[4][0]) for info in found):
-            if not ipaddress.ip_address(address.partition("%")[0]).is_global and not self._names(address, port):
+            if not _is_public(address) and not self._names(address, port):
                 continue
             try:
                 return await asyncio.wait_for(asyncio.open_connection(address, port), _CONNECT_SECONDS)
@@ -134,6 +136,18 @@ class EgressProxy:
     def _names(self, address: str, port: int) -> bool:
         """Whether an address is listed itself."""
         return any(_split(pattern) in ((address, 0), (address, port)) for pattern in self._hosts)
+
+
+def _is_public(address: str) -> bool:
+    """Whether an address, and the IPv4 address that an IPv6 address may stand for, is public."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        embedded = found.ipv4_mapped or found.sixtofour
+        if embedded is None and found in _NAT64:
+            embedded = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+        if embedded is not None:
+            return embedded.is_global
+    return found.is_global
 
 
 def _split(pattern: str) -> tuple[str, int]:
@@ -160,10 +174,11 @@ def _passed_on(method: str, target: str, version: str, fields: bytes) -> bytes:
     """A request as its server reads it. One connection is one request."""
     parts = urlsplit(target)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    dropped = (b"proxy-", b"connection:", b"keep-alive:")
+    dropped = (b"proxy-", b"connection:", b"keep-alive:", b"host:")
     lines = [line for line in fields.rstrip(b"\r\n").split(b"\r\n") if not line.lower().startswith(dropped)]
     first = f"{method} {path} {version}".encode("latin-1")
-    return b"\r\n".join([first, *lines, b"Connection: close", b"", b""])
+    host = f"Host: {parts.netloc.rpartition('@')[2]}".encode("latin-1")  # the one that was checked
+    return b"\r\n".join([first, host, *lines, b"Connection: close", b"", b""])
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _HEAD = resident.HEAD
 _READER_BYTES = 1 << 16
+_WAITING_BYTES = 1 << 20
+"""Of a connection, that its program has not taken."""
 
 
 class ResidentExitedError(SandboxError):
@@ -163,7 +165,7 @@ class ResidentClient:
                     self._accept(connection)
                     continue
                 program = self._programs.get(header["id"])
-                if program is not None and ("output" in header or "status" in header):
+                if program is not None and ("output" in header or "status" in header or "fed" in header):
                     program.receive(header, payload)
                     if "status" in header:
                         del self._programs[header["id"]]
@@ -250,6 +252,9 @@ class ResidentProgram:
 
     def receive(self, header: Mapping[str, Any], payload: bytes) -> None:
         """Take a frame about it."""
+        if "fed" in header:
+            self.stdin.fed(header["fed"])
+            return
         if "output" in header:
             stream = header["output"]
             if not payload:
@@ -260,6 +265,7 @@ class ResidentProgram:
             self._windows[stream].give()
             return
         self.status = header["status"]
+        self.stdin.fed(self.stdin._waiting)
         for reader in self._readers.values():
             reader.feed_eof()
         self._ended.set()
@@ -271,14 +277,25 @@ class ProgramInput:
     def __init__(self, client: ResidentClient, number: int) -> None:
         self._client, self._header = client, {"id": 0, "op": "input", "of": number}
         self._closed = False
+        self._is_connection, self._waiting = number < 0, 0
+        self._has_room = asyncio.Event()
 
     def write(self, data: bytes) -> None:
         if data and not self._closed and self._client.alive:
+            self._waiting += len(data)
             self._client.post(self._header, data)
 
     async def drain(self) -> None:
-        """Wait until the container takes more. Raises ConnectionError after its end."""
+        """Wait until the container takes more, and of a connection, until its program has. Raises ConnectionError."""
         await self._client.drain()
+        while self._is_connection and self._waiting > _WAITING_BYTES and not self._closed and self._client.alive:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    def fed(self, size: int) -> None:
+        """So many bytes were taken."""
+        self._waiting -= size
+        self._has_room.set()
 
     def close(self) -> None:
         if not self._closed and self._client.alive:

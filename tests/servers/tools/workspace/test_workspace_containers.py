@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -172,6 +173,37 @@ async def test_programs_of_the_image_are_the_trajectory_s_only_if_they_are_trust
         verdict = await Workspace(container).verify(Verification(files=files, timeout_seconds=30))
         assert verdict.reward == float(trusted), verdict.told
         assert verdict.told.startswith("x\nchanged" if trusted else "x\ncat: /etc/changed")
+
+
+async def test_folders_of_path_that_the_user_owns_are_not_the_verifier_s(tmp_path: Path) -> None:
+    podman, image = real("podman"), "localhost/verl-tool-tests:user"
+    lines = (
+        f"FROM {REAL_IMAGE}",
+        "RUN mkdir -p /opt/own /srv/work && chown -R 1000:1000 /opt/own /srv/work",
+        "ENV PATH=/opt/own:/usr/local/bin:/usr/bin:/bin",
+        "USER 1000:1000",
+        "WORKDIR /srv/work",
+    )
+    (tmp_path / "Dockerfile").write_text("\n".join(lines))
+    limits = ["--ulimit", "nofile=512:512", "--ulimit", "nproc=1000:1000"]
+    build = [podman, "build", "--quiet", "--network", "none", *limits, "--tag", image, str(tmp_path)]
+    await asyncio.to_thread(subprocess.run, build, check=True, capture_output=True, timeout=120)
+    for trusted in (False, True):
+        settings = ContainerSettings(podman, image, writable=True, trust_image=trusted)
+        async with Container(settings, SessionLimits(wall_seconds=30)) as container:
+            fake = "#!/bin/sh\nmkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt\n"
+            await container.write_file("/opt/own/bash", fake.encode())
+            await container.exec(["/bin/chmod", "+x", "/opt/own/bash"])
+            verdict = await Workspace(container).verify(VERIFICATION)
+            assert verdict.reward == float(trusted), verdict.told
+
+
+async def test_a_pool_whose_containers_do_not_start_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ContainerPool(ContainerSettings(stand_in(tmp_path, monkeypatch), "broken"), SessionLimits(), warm=2)
+    pool.fill()
+    with pytest.raises(SandboxError, match="no memory"):
+        await asyncio.wait_for(pool.take(), 60)
+    await pool.close()
 
 
 async def test_a_workspace_of_files_is_forked_and_one_with_python_state_is_not(workspace: Workspace) -> None:

@@ -10,7 +10,7 @@ for the next program, with a fork that becomes it: a command then takes no fork 
     run      argv, env, cwd, seconds, bytes; payload: stdin     status, limit, written, order; payload: what was written
     spawn    argv, env, cwd, terminal                           started; then `output` frames, and at its end `status`
              either: python, code for this interpreter, in place of argv
-    input    to a program (empty: the end of its stdin)         none
+    input    to a program (empty: the end of its stdin)         none; of a connection: `fed`, when it has taken bytes
     taken    bytes of its output have been read                 none
     kill     a program                                          none: its `status` comes
     signal   to the foreground of a program's terminal, or 0    leader and group
@@ -32,10 +32,12 @@ import json
 import os
 import pwd
 import selectors
+import shutil  # noqa: F401  (for `archive`: not to be read after programs have run, who may change it)
 import signal
 import socket
 import stat
 import struct
+import tarfile  # noqa: F401  (the same)
 import termios
 import time
 import warnings  # noqa: F401  (`os.execvpe` imports it, as a user who may not be able to)
@@ -62,6 +64,9 @@ _CAPABILITIES_VERSION = 0x20080522
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 _NOT_FOUND, _CANNOT_RUN = 127, 126
 _BACKLOG = 64
+_TRIES = 100
+_MAX_CONNECTIONS = 32
+"""Of programs to the port that is passed on; further ones are closed."""
 _READS_AFTER_END = 64
 """Of what a program that has ended left in a pipe or on its terminal: as much as fits."""
 
@@ -181,8 +186,10 @@ def read_file(path, maximum):
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         kind = os.fstat(fd).st_mode
-        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISCHR(kind)):
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        if os.fstat(fd).st_size > maximum:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         parts, size = [], 0
         while size <= maximum:
             part = os.read(fd, min(1 << 20, maximum + 1 - size))
@@ -199,9 +206,16 @@ def write_file(path, content, mode, make):
     """make: the file, and the folders above it, if they are not there."""
     if make:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if make else 0)
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if make else 0)
     fd = os.open(path, flags, 0o666)
     try:
+        # A link may lead to this process's own descriptors.
+        found = os.fstat(fd)
+        right_kind = stat.S_ISREG(found.st_mode) if make else stat.S_ISFIFO(found.st_mode)
+        if not right_kind or found.st_dev == os.stat("/proc").st_dev:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        if make:
+            os.ftruncate(fd, 0)
         view = memoryview(content)
         while view:
             view = view[os.write(fd, view) :]
@@ -264,8 +278,6 @@ class Keeper:
         for fd in streams:
             os.close(fd)
         at, code = message["cwd"], message["python"]
-        if code is not None:
-            import tarfile  # noqa: F401  (for the code, whose user may not be able to read it)
         try:
             self._user.become()
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -552,6 +564,12 @@ class PassedConnection(Streams):
     def kill(self, limit=None):
         self._finish()
 
+    def _feed(self):
+        waiting = len(self._pending)
+        super()._feed()
+        if len(self._pending) < waiting:
+            self._resident.send({"id": self.id, "fed": waiting - len(self._pending)})
+
     def _read(self, fd):
         if super()._read(fd):
             return True
@@ -679,6 +697,7 @@ class StartedProgram(Streams):
 
     def _reported(self, fd):
         report = self._keeper.read_report()
+        failure = errno.ENOMEM
         if report is None:  # the keeper was killed, for this container's memory
             self._status = signal.SIGKILL
             self._resident.end_user()
@@ -699,7 +718,7 @@ class StartedProgram(Streams):
                 if not self._read(output):
                     break
         self._close()
-        if not self.leader and report:
+        if not self.leader:
             self._resident.send({"id": self.id, "error": failure})
         else:
             self._send_status()
@@ -807,14 +826,21 @@ class Resident:
             self._idle = None
 
     def end_user(self):
-        """End all processes of the programs' user."""
-        with contextlib.suppress(OSError):
-            child = os.fork()
+        """End all processes of the programs' user. Return whether that was done."""
+        for _ in range(_TRIES):
+            try:
+                child = os.fork()
+            except OSError:
+                time.sleep(0.01)
+                continue
             if child == 0:
                 try:
                     self.user.end_all()
                 finally:
                     os._exit(0)
+            os.waitpid(child, 0)
+            return True
+        return False
 
     def watch(self, fd, events, call):
         try:
@@ -840,9 +866,9 @@ class Resident:
         """Forget a program whose end has been reported: the answer to `end` comes after it."""
         self._programs.pop(program.id, None)
         if self._ending and not self._programs:
-            self.end_user()
+            answer = {} if self.end_user() else {"error": errno.EAGAIN}
             for number in self._ending:
-                self.send({"id": number})
+                self.send({"id": number, **answer})
             self._ending = []
 
     def _received(self, _fd):
@@ -920,16 +946,20 @@ class Resident:
         listener.setblocking(False)
 
         def accept(_fd):
-            with contextlib.suppress(BlockingIOError, ConnectionError):
+            with contextlib.suppress(OSError):  # such as no more descriptors
+                connection = listener.accept()[0]
+                if sum(number < 0 for number in self._programs) >= _MAX_CONNECTIONS:
+                    connection.close()
+                    return
                 number = next(self._connections)
-                self._programs[number] = PassedConnection(self, number, listener.accept()[0])
+                self._programs[number] = PassedConnection(self, number, connection)
 
         self.watch(listener.fileno(), selectors.EVENT_READ, accept)
 
     def _end(self, number):
         if not self._programs:
-            self.end_user()
-            self.send({"id": number})
+            answer = {} if self.end_user() else {"error": errno.EAGAIN}
+            self.send({"id": number, **answer})
             return
         self._ending.append(number)
         for program in list(self._programs.values()):

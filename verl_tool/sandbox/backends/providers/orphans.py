@@ -84,4 +84,5 @@ def _started(pid: int) -> int:
 def _host() -> str:
     """This machine since its start, in letters that a tag may have."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
-    return f"{re.sub(r'[^a-zA-Z0-9]', '-', socket.gethostname())[:40]}-{boot}"
+    processes = os.stat("/proc/self/ns/pid").st_ino  # of a pod on the same machine, whose numbers are others
+    return f"{re.sub(r'[^a-zA-Z0-9]', '-', socket.gethostname())[:40]}-{boot}-{processes}"

@@ -26,6 +26,7 @@ async def filled(container: Container, files: Mapping[str, PackedFile]) -> Conta
     """A started container with `files` in its working directory. Raises ConfigError if a file cannot be laid out."""
     try:
         await lay_out(container, files, ".")
+        container.pristine = True
     except OSError as error:
         await container.stop()
         raise ConfigError(str(error)) from error

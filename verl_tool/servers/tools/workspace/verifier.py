@@ -80,6 +80,8 @@ ENVIRONMENT = MappingProxyType(
     }
 )
 """Nothing of it leads to a file of the trajectory's, which programs would read by themselves."""
+WORKSPACE_VARIABLE = "VERL_TOOL_WORKSPACE"
+"""``container`` where the copy of the workspace has the paths and programs of the workspace itself."""
 _START = f'PATH="{_OWN}/bin:$PATH" exec bash --noprofile --norc {TESTS}/test.sh'
 _EXTRA_BYTES, _EXTRA_FILES, _MIN_PROCESSES = 64 << 20, 4096, 64
 """Limits of a verifier beyond those of the workspace, whose files it has as well."""
@@ -110,7 +112,7 @@ async def _verify(session: WorkspaceSandbox, verification: Verification) -> tupl
             result = await own.exec(
                 ["bash", "--noprofile", "--norc", "-c", _START],
                 wall_seconds=verification.timeout_seconds,
-                env={**ENVIRONMENT, **verification.env},
+                env={**ENVIRONMENT, **await _environment(own), **verification.env},
             )
         if relay.fault is not None:
             raise relay.fault
@@ -157,6 +159,13 @@ def clean_links(folders: Sequence[str], outside: Sequence[str]) -> str:
 @lru_cache(maxsize=1)
 def _helper() -> bytes:
     return _HELPER.read_bytes()
+
+
+async def _environment(own: WorkspaceSandbox) -> dict[str, str]:
+    """What a verifier in a container has besides."""
+    if not isinstance(own, Container):
+        return {}
+    return {WORKSPACE_VARIABLE: "container", **await own.trusted_paths()}
 
 
 async def _remove_traps(own: WorkspaceSandbox) -> str:
