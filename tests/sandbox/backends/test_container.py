@@ -299,6 +299,10 @@ async def test_root_of_an_image_may_change_its_files_and_not_end_the_container()
         status = (await container.exec("kill -9 -1; stat -c %u:%g /etc/passwd")).stdout
         assert status in ("5:5\n", ""), "a shell may end itself with all others"
         assert (await container.exec("grep CapEff /proc/self/status")).stdout == "CapEff:\t000000000000001b\n"
+        await container.exec("ln -s /proc/self/fd/1 out; ln -s /proc/self/fd/0 in", cwd="/srv")
+        for path in ("/srv/out", "/srv/in", "/proc/self/oom_score_adj"):
+            with pytest.raises(OSError, match="Invalid argument"):
+                await container.write_file(path, b"1000")
         await container.write_file("/etc/new", b"n")
         assert await container.read_file("/etc/new") == b"n"
         su = await container.exec(["python3", "-c", "import os; os.setuid(65533)"])

@@ -25,6 +25,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from verl_tool.errors import ConfigError, SandboxError, ToolFault, VerlToolError
@@ -250,13 +251,10 @@ class Container:
         this container's commit could change. Raises SandboxError if no folder of PATH is left."""
         if self._settings.committed is None or self._settings.trust_image:
             return {}
-        source = Path(trusted_paths.__file__).read_text(encoding="utf-8")
-        found = await self.run_apart(f"{source}\nmain()\n", _COPY_SECONDS)
+        found = await self.run_apart(f"{_source_of(trusted_paths)}\nmain()\n", _COPY_SECONDS)
         paths: dict[str, str] = json.loads(found.stdout) if found.ok else {}
         if not paths.get("PATH"):
-            words = (
-                f"all folders of PATH in the image belong to its user {self._image.user}, who could replace programs"
-            )
+            words = f"the image's user {self._image.user} could replace the programs of all folders of PATH"
             raise SandboxError(f"{words}; change the image, or set trust_image", retryable=False)
         return paths
 
@@ -533,12 +531,12 @@ class Container:
 
 
 def _archive(*arguments: object) -> str:
-    return f"{_archive_source()}\nrun{arguments!r}\n"
+    return f"{_source_of(archive)}\nrun{arguments!r}\n"
 
 
 @cache
-def _archive_source() -> str:
-    return Path(archive.__file__).read_text(encoding="utf-8")
+def _source_of(module: ModuleType) -> str:
+    return Path(str(module.__file__)).read_text(encoding="utf-8")
 
 
 def _arguments(command: str | Sequence[str]) -> list[str]:
