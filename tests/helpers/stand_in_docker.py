@@ -3,7 +3,8 @@
 processes. It needs root.
 
 A container is a folder below ``$DOCKER_STAND_IN`` with its in-memory folders. Its processes run in a bubblewrap with
-these and a read-only root. Limits are recorded and not enforced. Uses the standard library only.
+these and a read-only root. Limits are recorded and not enforced, but
+for a number of processes. Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -19,6 +21,7 @@ from pathlib import Path
 
 STATE = Path(os.environ.get("DOCKER_STAND_IN", "/nowhere"))
 MARK = "STAND_IN_CONTAINER"
+_MAX_PROCESSES = 200
 _ONE_WORD = {"--force", "--rm", "--init", "--interactive", "--read-only", "--tty"}
 _HIDDEN = {"proc", "dev", "tmp", "box", "sys", "run"}
 
@@ -64,6 +67,8 @@ def _run(options: dict[str, list[str]], words: list[str]) -> int:
     try:
         hidden = ["/usr/bin/python3"] if image == "no-python" else []
         words = confined(STATE / name, command, options, hidden)
+        # Those of all containers count, for they share a user; a fork bomb must find an end.
+        resource.setrlimit(resource.RLIMIT_NPROC, (_MAX_PROCESSES, _MAX_PROCESSES))
         return subprocess.run(words, env=_environment(name, image), check=False).returncode
     finally:
         remove(STATE / name)
