@@ -44,7 +44,7 @@ from swe_sources import READERS, Problem, Source, paths_of
 
 from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import ConfigError
-from verl_tool.gateway.agent_program import ROW_IMAGE
+from verl_tool.protocol import WORKSPACE_IMAGE_FIELD
 from verl_tool.verification import STYLE, Verification
 
 SYSTEM = (
@@ -149,7 +149,7 @@ def as_row(source: Mapping[str, Any], split: str, index: int, kind: Source, syst
     problem: Problem = source["problem"]
     extra = {
         **{"instance_id": problem.name, "repository": problem.repository, "workdir": problem.workdir},
-        **{"base_commit": problem.base_commit, "tools_kwargs": {ROW_IMAGE: source["image"]}},
+        **{"base_commit": problem.base_commit, "tools_kwargs": {WORKSPACE_IMAGE_FIELD: source["image"]}},
     }
     truth = source["verification"].model_dump_json()
     made = row(kind.value, messages(system or None, source["text"]), "swe", truth, split, index, extra)

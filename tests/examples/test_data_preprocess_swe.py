@@ -7,6 +7,7 @@ The rows are hand-made; their columns and the forms of these are those of the da
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import os
 import shlex
@@ -23,9 +24,12 @@ from containers import REAL_IMAGE, real
 
 from verl_tool.content.packed_files import pack, unpack
 from verl_tool.protocol import VERIFY_FIELD
+from verl_tool.sandbox import SessionLimits
+from verl_tool.sandbox.backends import Container, ContainerSettings
 from verl_tool.servers.execution.in_process import InProcessTools
 from verl_tool.servers.tools import load_tools
-from verl_tool.verification import verification_of
+from verl_tool.servers.tools.workspace.verifier import verify
+from verl_tool.verification import Verdict, Verification, verification_of
 
 pytest.importorskip("datasets")
 pd = pytest.importorskip("pandas")
@@ -538,6 +542,13 @@ def test_without_an_evaluation_script_the_package_says_how(
     assert problem.image == "swebench/sweb.eval.x86_64.me_1776_ops-1:latest"
 
 
+async def judged(settings: ContainerSettings, verification: Verification, command: str) -> Verdict:
+    """What the verifier says after a command of the policy's."""
+    async with Container(settings, SessionLimits(wall_seconds=60, disk_bytes=256 << 20)) as container:
+        assert (await container.exec(command)).ok
+        return await verify(container, verification)
+
+
 @pytest.mark.slow
 def test_images_are_built_and_checked_in_real_containers(
     swe: ModuleType, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -553,7 +564,7 @@ def test_images_are_built_and_checked_in_real_containers(
     row = smith_row(repository)
     (tmp_path / "Dockerfile").write_text(f"FROM {REAL_IMAGE}\nCOPY testbed /testbed\nCOPY pytest /usr/bin/pytest\n")
     # The image has no pytest: functions are called, and reported as `pytest --verbose` does.
-    runner = "#!/usr/bin/python3\nimport sys\nsys.path.insert(0, '/testbed')\nfor file in sys.argv[1:]:\n"
+    runner = "#!/usr/bin/env python3\nimport sys\nsys.path.insert(0, '/testbed')\nfor file in sys.argv[1:]:\n"
     runner += "    if file.endswith('.py'):\n        names = {}\n        exec(open(file).read(), names)\n"
     runner += "        for name in [each for each in names if each.startswith('test_')]:\n            try:\n"
     runner += "                names[name]()\n                print(file + '::' + name, 'PASSED')\n"
@@ -582,6 +593,14 @@ def test_images_are_built_and_checked_in_real_containers(
         )
         assert done.stdout.split("\n")[:3] == ["1", "conftest.py", "test_ops.py"]
         assert "a - b" in done.stdout
+        verification = verification_of(made["reward_model"], "a row")
+        assert verification is not None
+        reports = "".join(f"{test} PASSED\\n" for test in (*row["FAIL_TO_PASS"], *row["PASS_TO_PASS"]))
+        fake = f"printf '#!/bin/sh\\nprintf \"{reports}\"\\n' > /usr/bin/pytest"
+        for command, reward in (("true", 0.0), (fake, 0.0), (f"printf {shlex.quote(RIGHT)} > ops.py", 1.0)):
+            settings_of = ContainerSettings(podman, image, writable=True, workdir="/testbed")
+            verdict = asyncio.run(judged(settings_of, verification, command))
+            assert verdict.reward == reward, (command, verdict.told)
         row["patch"] = repository.patch({"pytest.ini": ""})
         (tmp_path / "rows.jsonl").write_text(json.dumps(row))
         with pytest.raises(swe.RowError, match=r"row 0 \(me__ops.*nothing gets the reward 1\.0, 3 tests"):
