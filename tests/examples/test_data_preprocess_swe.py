@@ -475,7 +475,7 @@ def test_django_s_runner_and_slow_tests(swe: ModuleType, judge: Judge, repositor
     spec = swe.verifier_files
 
     def hurried(each: Any, seconds: float) -> dict[str, bytes]:
-        return dict(spec(each, 3.0))
+        return dict(spec(each, 8.0))
 
     swe.verifier_files = hurried
     assert shares(judge(slow)) == (0.0, 0.0, 1.0)
