@@ -215,6 +215,7 @@ def judge(swe: ModuleType, repository: Repository, tmp_path: Path) -> Judge:
         reward.unlink(missing_ok=True)
         program = [python, "-I", str(tests / "verify.py"), str(tests / "spec.json"), str(reward)]
         env = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(tests), "GIT_CONFIG_COUNT": "0"}
+        env["PYTHONDONTWRITEBYTECODE"] = "1"  # as of all verifiers: files that change within a second look the same
         env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they are slow to import
         done = subprocess.run(program, env=env, cwd="/", capture_output=True, text=True, timeout=100, check=False)
         numbers = json.loads(reward.read_text()) if reward.exists() else {}
