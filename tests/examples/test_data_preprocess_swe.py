@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib.util
 import json
 import os
+import py_compile
 import shlex
 import shutil
 import subprocess
@@ -215,7 +217,6 @@ def judge(swe: ModuleType, repository: Repository, tmp_path: Path) -> Judge:
         reward.unlink(missing_ok=True)
         program = [python, "-I", str(tests / "verify.py"), str(tests / "spec.json"), str(reward)]
         env = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(tests), "GIT_CONFIG_COUNT": "0"}
-        env["PYTHONDONTWRITEBYTECODE"] = "1"  # as of all verifiers: files that change within a second look the same
         env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they are slow to import
         done = subprocess.run(program, env=env, cwd="/", capture_output=True, text=True, timeout=100, check=False)
         numbers = json.loads(reward.read_text()) if reward.exists() else {}
@@ -472,6 +473,12 @@ def test_django_s_runner_and_slow_tests(swe: ModuleType, judge: Judge, repositor
     assert shares(judge(problem)) == (0.0, 0.0, 1.0)
     repository.write({"ops.py": RIGHT})
     assert shares(judge(problem)) == (1.0, 1.0, 1.0)
+    # Bytecode that Python takes unchecked, in place of the hidden test.
+    repository.write({"ops.py": WRONG, "planted.py": unit.replace("ops.add(2, 3), 5", "1, 1")})
+    cache = repository.folder / "__pycache__" / Path(importlib.util.cache_from_source("test_unit.py")).name
+    kind = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(repository.folder / "planted.py"), str(cache), invalidation_mode=kind)
+    assert shares(judge(problem)) == (0.0, 0.0, 1.0)
     slow = swe.Problem(**{**vars(problem), "test": f"{test}; sleep 60"})
     spec = swe.verifier_files
 
