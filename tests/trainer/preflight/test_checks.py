@@ -24,7 +24,8 @@ ONE_GPU = {
     "calculator/gpu.yaml": True, "function_calling/gpu.yaml": True, "gsm8k/gpu.yaml": True, "math_tir/gpu.yaml": True,
     "long_document/gpu.yaml": False, "mathcoder/gpu.yaml": False,
     "multi_tool/gpu.yaml": True, "pixel_reasoner/gpu.yaml": False,
-    "search_r1/gpu.yaml": True, "skysql/gpu.yaml": False, "terminal/gpu.yaml": False, "toolgrpo/gpu.yaml": True,
+    "search_r1/gpu.yaml": True, "skysql/gpu.yaml": False, "swe/gpu.yaml": False, "terminal/gpu.yaml": False,
+    "toolgrpo/gpu.yaml": True,
     "unmodified_agent/gpu.yaml": False,
 }  # fmt: skip
 
