@@ -107,7 +107,7 @@ verl_tool_podman() {
     command -v podman >/dev/null || command -v docker >/dev/null || ! command -v apt-get >/dev/null && return 0
     verl_tool_may_install || return 0
     verl_tool_say "installing podman and runc"
-    verl_tool_apt --no-install-recommends podman runc || verl_tool_say "could not install podman; the tests that need it are skipped"
+    verl_tool_apt podman runc || verl_tool_say "could not install podman; the tests that need it are skipped"
 }
 
 verl_tool_may_install() { [ "$(id -u)" = 0 ] || { command -v sudo >/dev/null && sudo -n true 2>/dev/null; }; }
