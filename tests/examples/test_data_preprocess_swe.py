@@ -563,7 +563,9 @@ def test_images_are_built_and_checked_in_real_containers(
 ) -> None:
     """With podman: the bug is put into an image, and the verifier judges in it."""
     podman, name = real("podman"), "localhost/verl-tool-test/swe-base:latest"
-    if subprocess.run([podman, "run", "--rm", REAL_IMAGE, "true"], check=False, capture_output=True).returncode:
+    if subprocess.run(
+        [podman, "run", "--rm", "--network", "none", REAL_IMAGE, "true"], check=False, capture_output=True
+    ).returncode:
         # A machine that may not raise its limits.
         (tmp_path / "containers.conf").write_text(
             '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1000:1000"]\n'
@@ -597,7 +599,10 @@ def test_images_are_built_and_checked_in_real_containers(
         assert image == f"{built}:me_s_ops.12345678.func_basic_s_0"
         look = "cd /testbed; git log --oneline | wc -l; ls tests; grep -n return ops.py | head -1; ls -d /swe-setup"
         done = subprocess.run(
-            [podman, "run", "--rm", image, "bash", "-c", look], capture_output=True, text=True, check=False
+            [podman, "run", "--rm", "--network", "none", image, "bash", "-c", look],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.stdout.split("\n")[:3] == ["1", "conftest.py", "test_ops.py"]
         assert "a - b" in done.stdout
