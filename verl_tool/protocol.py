@@ -52,6 +52,8 @@ IMAGES_FIELD = "images"
 first call, whichever tool that calls."""
 AUDIOS_FIELD = "audios"
 """As `IMAGES_FIELD`: recordings for the tools that cut them. No prompt holds audio; a row brings them for its tools."""
+SENT_ONCE = (FILES_FIELD, WORKSPACE_IMAGE_FIELD, IMAGES_FIELD, AUDIOS_FIELD)
+"""Entries that go with the first call only."""
 VERIFY_FIELD = "workspace_verification"
 """Entry of a request's extra data: a `verl_tool.verification.Verification`, which is run in the trajectory's workspace
 in place of the action. The answer's reward is the verifier's."""

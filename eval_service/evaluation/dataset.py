@@ -15,7 +15,7 @@ from verl_tool.agent_loop.row import build_call_extra, listed_tools, reject_medi
 from verl_tool.checks.row_files import RowFile
 from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError
-from verl_tool.protocol import FILES_FIELD
+from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD
 from verl_tool.verification import Verification, verification_of
 
 
@@ -46,10 +46,11 @@ class Problem:
 
     @property
     def digest(self) -> str:
-        """Changes with the question, its images, files, tools and turns, and the right answer."""
+        """Changes with the question, its images, files, container image, tools and turns, and the right answer."""
         files = self.tools_kwargs.get(FILES_FIELD)
         images = [image.sha256 for image in self.images] or None
-        own = [value for value in (self.tools, self.max_turns, files, images) if value is not None]
+        image = self.tools_kwargs.get(WORKSPACE_IMAGE_FIELD)
+        own = [value for value in (self.tools, self.max_turns, files, images, image) if value is not None]
         text = json.dumps([self.messages, self.reward_model, *own], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

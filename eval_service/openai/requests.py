@@ -16,7 +16,7 @@ from eval_service.openai.errors import bad_request
 from verl_tool.agent_loop.row import MEDIA_COLUMNS, is_present
 from verl_tool.content.packed_files import unpack
 from verl_tool.http.messages import HttpError
-from verl_tool.protocol import AUDIOS_FIELD, FILES_FIELD, IMAGES_FIELD
+from verl_tool.protocol import FILES_FIELD, SENT_ONCE
 from verl_tool.util.json_text import BadJsonError, decode_request_json, encode_json, excerpt
 from verl_tool.verification import Verification
 
@@ -30,8 +30,6 @@ NAME_CHARACTERS = 256
 STOP_CHARACTERS = 1024
 EXTRA_BYTES = 256 << 10
 """Of `extra_fields`, which goes to the tools with every call."""
-_SENT_ONCE = (FILES_FIELD, IMAGES_FIELD, AUDIOS_FIELD)
-"""Entries of it that go with the first call only."""
 
 Request = TypeVar("Request", bound="GenerationRequest")
 _Count = Annotated[int, Field(ge=1, lt=2**31)]
@@ -116,7 +114,7 @@ class GenerationRequest(_Strict):
     @field_validator("extra_fields")
     @classmethod
     def _not_too_large(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        rest = {name: entry for name, entry in (value or {}).items() if name not in _SENT_ONCE}
+        rest = {name: entry for name, entry in (value or {}).items() if name not in SENT_ONCE}
         if rest and len(encode_json(rest)) > EXTRA_BYTES:
             raise ValueError(f"it is larger than {EXTRA_BYTES} bytes of JSON, and goes to the tools with every call")
         unpack((value or {}).get(FILES_FIELD))

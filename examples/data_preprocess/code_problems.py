@@ -26,7 +26,6 @@ import io
 import json
 import pickle
 import zlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
@@ -48,6 +47,7 @@ from rows import (
     field,
     load,
     messages,
+    read_all,
     row,
     run,
     save,
@@ -251,20 +251,14 @@ def as_row(source: Mapping[str, Any], split: str, index: int, kind: Source, tool
     return row(kind.value, messages(system, content), "code", tests, split, index, {"question": question}, tool)
 
 
-def readable(source: Sequence[Mapping[str, Any]], kind: Source) -> list[Mapping[str, Any]]:
+def readable(source: Sequence[Mapping[str, Any]], kind: Source) -> Sequence[Mapping[str, Any]]:
     """The rows whose tests can be read; prints how many cannot, and the first reasons."""
-    found, reasons = [], Counter[str]()
-    for index, each in enumerate(source):
-        try:
-            tests_of(each, index, kind)
-            found.append(each)
-        except RowError as error:
-            reasons[str(error).partition(": ")[2][:100] or str(error)] += 1
-    if reasons:
-        typer.echo(f"{sum(reasons.values())} of {len(source)} rows are left out:")
-        for reason, count in reasons.most_common(10):
-            typer.echo(f"  {count}: {reason}")
-    return found
+
+    def read(each: Mapping[str, Any], index: int) -> Mapping[str, Any]:
+        tests_of(each, index, kind)
+        return each
+
+    return read_all(source, read, skip=True)
 
 
 def main(

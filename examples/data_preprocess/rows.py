@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -125,6 +126,25 @@ def field(source: Mapping[str, Any], name: str, index: int, *kinds: type) -> Any
     if value in ("", []):
         raise RowError(f"row {index}: field {name!r} is empty")
     return value
+
+
+def read_all(
+    source: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any], int], Mapping[str, Any]], skip: bool
+) -> list[Mapping[str, Any]]:
+    """Return the rows that can be read; print how many cannot, and the first reasons. Raises RowError if not `skip`."""
+    found, reasons = [], Counter[str]()
+    for index, each in enumerate(source):
+        try:
+            found.append(read(each, index))
+        except RowError as error:
+            if not skip:
+                raise
+            reasons[str(error).partition(": ")[2][:160] or str(error)] += 1
+    if reasons:
+        typer.echo(f"{sum(reasons.values())} of {len(source)} rows are left out:")
+        for reason, count in reasons.most_common(10):
+            typer.echo(f"  {count}: {reason}")
+    return found
 
 
 def divide(

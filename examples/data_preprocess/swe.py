@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +34,7 @@ from rows import (
     divide,
     load,
     messages,
+    read_all,
     row,
     run,
     save,
@@ -154,25 +154,6 @@ def as_row(source: Mapping[str, Any], split: str, index: int, kind: Source, syst
     truth = source["verification"].model_dump_json()
     made = row(kind.value, messages(system or None, source["text"]), "swe", truth, split, index, extra)
     return {**made, "reward_model": {**made["reward_model"], "style": STYLE}}
-
-
-def read_all(
-    source: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any], int], Mapping[str, Any]], skip: bool
-) -> list[Mapping[str, Any]]:
-    """Return the rows that can be read; print how many cannot, and the first reasons. Raises RowError if not `skip`."""
-    found, reasons = [], Counter[str]()
-    for index, each in enumerate(source):
-        try:
-            found.append(read(each, index))
-        except RowError as error:
-            if not skip:
-                raise
-            reasons[str(error).partition(": ")[2][:160]] += 1
-    if reasons:
-        typer.echo(f"{sum(reasons.values())} of {len(source)} rows are left out:")
-        for reason, count in reasons.most_common(10):
-            typer.echo(f"  {count}: {reason}")
-    return found
 
 
 def main(

@@ -11,12 +11,13 @@ from typing import Any, Protocol
 from verl_tool.agent_loop.actions import Action
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.row import is_present
-from verl_tool.agent_loop.trajectory_builder import SENT_ONCE, TrajectoryBuilder, now
+from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder, now
 from verl_tool.content.parts import ImagePart, parts_of, tagged, to_wire
 from verl_tool.errors import ConfigError, ContentError, ToolFault
 from verl_tool.protocol import (
     FORMATS_FIELD,
     IMAGES_FIELD,
+    SENT_ONCE,
     TURNS_LEFT_FIELD,
     VERIFY_FIELD,
     Fault,

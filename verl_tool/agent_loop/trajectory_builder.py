@@ -27,19 +27,9 @@ from verl_tool.agent_loop.trajectory import (
 )
 from verl_tool.content.parts import ImagePart
 from verl_tool.formats import Format
-from verl_tool.protocol import (
-    AUDIOS_FIELD,
-    FILES_FIELD,
-    IMAGES_FIELD,
-    WORKSPACE_IMAGE_FIELD,
-    Fault,
-    FaultKind,
-    StepResult,
-)
+from verl_tool.protocol import SENT_ONCE, Fault, FaultKind, StepResult
 from verl_tool.verification import Verdict
 
-SENT_ONCE = (FILES_FIELD, WORKSPACE_IMAGE_FIELD, IMAGES_FIELD, AUDIOS_FIELD)
-"""Extra data that is sent with the first call only."""
 _T = TypeVar("_T")
 _Unit: TypeAlias = "tuple[Author, int | None, tuple[int, ...]]"
 """An indivisible part of segments: its author, the number of its segment if it is an image, and its tokens."""

@@ -22,9 +22,9 @@ from verl_tool.content.parts import to_wire
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import (
     DIRECT_FIELD,
-    FILES_FIELD,
     FORMATS_FIELD,
     IMAGES_FIELD,
+    SENT_ONCE,
     TOOLS_FIELD,
     TURNS_LEFT_FIELD,
     StepResult,
@@ -240,14 +240,12 @@ def build_call_extras(trajectory: Trajectory, row: Problem, options: EpisodeOpti
         )
     maximum = options.max_turns if row.max_turns is None else row.max_turns
     turns_left = maximum + int(not options.force_finish_for_last_turn)
-    common = {name: value for name, value in row.tools_kwargs.items() if name != FILES_FIELD}
+    common = {name: value for name, value in row.tools_kwargs.items() if name not in SENT_ONCE}
     if row.tools is not None:
         common[TOOLS_FIELD] = list(row.tools)
     if options.formats:
         common[FORMATS_FIELD] = list(options.formats)
-    first_only: dict[str, Any] = {}
-    if FILES_FIELD in row.tools_kwargs:
-        first_only[FILES_FIELD] = row.tools_kwargs[FILES_FIELD]
+    first_only: dict[str, Any] = {name: row.tools_kwargs[name] for name in SENT_ONCE if name in row.tools_kwargs}
     if row.images:
         first_only[IMAGES_FIELD] = [to_wire(image) for image in row.images]
     # A call that the loop makes before the model's first turn has no action.

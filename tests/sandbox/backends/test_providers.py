@@ -186,7 +186,7 @@ async def test_one_that_cannot_change_users_says_so(place: Place, monkeypatch: p
     assert not caught.value.retryable
 
 
-async def test_what_a_service_is_asked_for(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settings_reach_the_service(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     if place.service is None:
         pytest.skip("the stand-in for kubectl checks pods")
     monkeypatch.setattr(relayed, "_RENEW_SECONDS", 0.05)

@@ -159,7 +159,7 @@ class WorkspaceVerifier:
                 raise SandboxError(words[:_MAX_MESSAGE_CHARACTERS], retryable=False)
             if not unpacked.ok:
                 return _no_files(unpacked.stderr.strip() or f"tar was ended by {unpacked.limit_hit}")
-            cleaned = await container.exec(["python3", "-I", "-c", clean_links((options.workdir,), _OUTSIDE)], cwd="/")
+            cleaned = await container.run_apart(clean_links((options.workdir,), _OUTSIDE), COPY_SECONDS)
             if not cleaned.ok:
                 return _no_files(cleaned.stderr.strip() or f"their check was ended by {cleaned.limit_hit}")
             await _lay_out(container, verification)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_tool.sandbox.backends.inside import cell_server
+from verl_tool.sandbox.backends.protocol import unusable
 from verl_tool.sandbox.backends.resident_client import ResidentProgram
 from verl_tool.sandbox.result import CellResult, written
 
@@ -89,10 +90,10 @@ class Cells:
             return server
         self._container.require()
         if server.returncode in _NO_PYTHON:
-            raise self._container.failure("the image has no python3, which cells need", pristine)
+            raise unusable("the image has no python3, which cells need", pristine)
         words = f"exit code {server.returncode}" if not answer else f"the cell's state was {answer['state']}"
         words = f"the image's python3 does not run cells ({words}); it must be 3.10 or newer"
-        raise self._container.failure(words, pristine, retryable=True)
+        raise unusable(words, pristine, retryable=True)
 
     def forget(self) -> None:
         """The container ends the server. The state is gone."""

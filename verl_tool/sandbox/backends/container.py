@@ -28,17 +28,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from verl_tool.errors import ConfigError, SandboxError, ToolFault, VerlToolError
+from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.sandbox.backends import egress, transfer
-from verl_tool.sandbox.backends.calls import ContainerCalls
 from verl_tool.sandbox.backends.cells import Cells
 from verl_tool.sandbox.backends.egress import EgressProxy
 from verl_tool.sandbox.backends.inside import archive, trusted_paths
-from verl_tool.sandbox.backends.protocol import NOTHING
+from verl_tool.sandbox.backends.protocol import NOTHING, unusable
 from verl_tool.sandbox.backends.providers import find_provider
 from verl_tool.sandbox.backends.providers.images import image_settings
 from verl_tool.sandbox.backends.providers.protocol import ContainerSpec, PipedProcess
+from verl_tool.sandbox.backends.request_folder import ContainerRequestFolder
 from verl_tool.sandbox.backends.resident_client import ResidentClient, ResidentExitedError, ResidentProgram
 from verl_tool.sandbox.backends.settings import ContainerSettings, ImageSettings
 from verl_tool.sandbox.backends.terminal import ContainerProgram
@@ -55,6 +55,7 @@ _END_SECONDS = 5.0
 """Time for a container to end when its pipe is closed. Afterwards it is removed by force."""
 _MARGIN_SECONDS = 10.0
 """Time for an answer, in addition to a command's own time."""
+_IN_MEMORY = (wire.WORK_DIRECTORY, "/tmp")
 _USER = "65534:65534"
 _CANNOT_RUN = 126
 _COPY_SECONDS = 60.0
@@ -84,7 +85,6 @@ class Container:
         self._cells = Cells(self)
         self._wall = 0.0
         self.pristine = True
-        """Whether no command has run in it: what its image lacks is then not the doing of one."""
         self.work_directory = settings.workdir or wire.WORK_DIRECTORY
         """Where its programs start. That of the image is known after `start`."""
         self._image = ImageSettings("", "")
@@ -126,7 +126,7 @@ class Container:
             await asyncio.wait_for(self._start(), self.provider.start_seconds)
 
     async def _start(self) -> None:
-        folders = (wire.WORK_DIRECTORY, "/tmp", *self._settings.folders)
+        folders = (*_IN_MEMORY, *self._settings.folders)
         spec = ContainerSpec(self.name, self._settings, self.limits, folders)
         self._process = process = await self.provider.start(spec)
         self._listening = asyncio.get_running_loop().create_task(self._listen(process.stderr))
@@ -263,13 +263,12 @@ class Container:
         including modes, times and links. Returns the reason if not everything was copied, and otherwise an empty text.
         Raises ToolFault ``state_lost``."""
         async with self._turn():
-            in_memory = (wire.WORK_DIRECTORY, "/tmp")
-            copied = self._copies_work_folder() and self.work_directory not in in_memory
+            copied = self._copies_work_folder() and self.work_directory not in _IN_MEMORY
             return await self._copy_to(target, wall_seconds, (self.work_directory,) if copied else ())
 
-    def calls(self, folder: str) -> ContainerCalls:
+    def request_folder(self, folder: str) -> ContainerRequestFolder:
         """The requests that its programs write to a folder, for `CommandRelay`."""
-        return ContainerCalls(self, folder)
+        return ContainerRequestFolder(self, folder)
 
     def whole(self) -> bool:
         """Return whether its folders are unchanged: they are mounts, which its programs cannot move."""
@@ -302,12 +301,11 @@ class Container:
 
     async def _copy_to(self, target: Container, wall_seconds: float, replaced: Sequence[str] = ()) -> str:
         """replaced: folders that are emptied before."""
-        folders = (wire.WORK_DIRECTORY, "/tmp")
         programs: list[ResidentProgram] = []
         complaints: list[asyncio.Future[bytes]] = []
 
         async def pump() -> None:
-            packing = await self.spawn_inside([], cwd="/", python=_archive("pack", (*folders, *replaced)))
+            packing = await self.spawn_inside([], cwd="/", python=_archive("pack", (*_IN_MEMORY, *replaced)))
             programs.append(packing)
             unpacking = await target.spawn_inside([], cwd="/", python=_archive("unpack", tuple(replaced)))
             programs.append(unpacking)
@@ -340,14 +338,10 @@ class Container:
         return "; ".join(text or f"exit code {code}" for code, text in zip(codes, texts, strict=True) if code)
 
     async def read_file(self, path: str) -> bytes:
-        maximum = self.limits.disk_bytes
-        _, content = await self._ask_for_file("read", path, bytes=maximum)
-        if len(content) > maximum:
-            raise OSError(errno.EFBIG, f"more than {maximum} bytes", path)
-        return content
+        return (await self._ask_for_file("read", path, bytes=self.limits.disk_bytes))[1]
 
     async def write_file(self, path: str, content: bytes) -> None:
-        await self._ask_for_file("write", path, content, mode=None, make=True)
+        await self._ask_for_file("write", path, content, make=True)
 
     async def _ask_for_file(
         self, operation: str, path: str, content: bytes = b"", **fields: Any
@@ -377,14 +371,6 @@ class Container:
 
     # Methods for the parts of a container:
 
-    @staticmethod
-    def failure(words: str, pristine: bool, retryable: bool = False) -> VerlToolError:
-        """Return the error of something that its image lacks, or that does not work in it: SandboxError, or ToolFault
-        ``tool_crashed`` if commands have run there, which can bring it about."""
-        if pristine:
-            return SandboxError(words, retryable=retryable)
-        return ToolFault(FaultKind.TOOL_CRASHED, words, retryable=False)
-
     def require(self) -> ResidentClient:
         """Return what it is asked by. Raises ToolFault ``state_lost`` if the container has ended."""
         if not self._lost and not self.alive:
@@ -408,7 +394,8 @@ class Container:
         except asyncio.TimeoutError:
             raise self._no_answer() from None
         except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from None
+            large = f"more than {fields.get('bytes')} bytes" if error.errno == errno.EFBIG and "bytes" in fields else ""
+            raise OSError(error.errno, large or error.strerror, path) from None
 
     async def spawn_inside(
         self,
@@ -435,7 +422,7 @@ class Container:
             self.require()
             raise
         except OSError as error:
-            raise self.failure(f"no program can be started in the container: {error.strerror}", pristine) from error
+            raise unusable(f"no program can be started in the container: {error.strerror}", pristine) from error
 
     async def _run(
         self,

@@ -25,6 +25,7 @@ from types import MappingProxyType
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.sandbox.backends.dockerfile import replace_base_images
 from verl_tool.sandbox.backends.engine import ContainerEngine, end
+from verl_tool.sandbox.backends.inside.resident import descendants
 from verl_tool.sandbox.backends.providers import find_provider
 from verl_tool.sandbox.backends.settings import ImageSettings
 
@@ -214,18 +215,11 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 def _contained_descendants(pid: int) -> list[int]:
     """Return the descendants of a process that are in another PID namespace than this process."""
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    for folder in Path("/proc").glob("[0-9]*"):
+    found, own = [], os.readlink("/proc/self/ns/pid")
+    for child in descendants(pid):
         with contextlib.suppress(OSError):
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            children[parent].append(int(folder.name))
-    found, pending, own = [], [pid], os.readlink("/proc/self/ns/pid")
-    while pending:
-        for child in children[pending.pop()]:
-            pending.append(child)
-            with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/{child}/ns/pid") != own:
-                    found.append(child)
+            if os.readlink(f"/proc/{child}/ns/pid") != own:
+                found.append(child)
     return found
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from verl_tool.errors import SandboxError, ToolFault, VerlToolError
+from verl_tool.protocol import FaultKind
 from verl_tool.sandbox.result import CellResult, RunResult
 from verl_tool.sandbox.worker import RunStatus
 
@@ -16,6 +18,14 @@ if TYPE_CHECKING:
     from verl_tool.sandbox.session.command_relay import RequestFolder
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def unusable(words: str, pristine: bool, retryable: bool = False) -> VerlToolError:
+    """Return the error for a program that a sandbox needs and that does not run there: SandboxError, or ToolFault
+    ``tool_crashed`` unless it was `WorkspaceSandbox.pristine`, since a program may have brought it about."""
+    if pristine:
+        return SandboxError(words, retryable=retryable)
+    return ToolFault(FaultKind.TOOL_CRASHED, words, retryable=False)
 
 
 class Sandbox(Protocol):
@@ -76,6 +86,8 @@ class WorkspaceSandbox(Sandbox, Protocol):
     """A sandbox for tools that keep state between calls."""
 
     limits: SessionLimits
+    pristine: bool
+    """Whether what it lacks cannot be the doing of a program: in a container, none has run; in a session, none can."""
     work_directory: str
     """Where programs start, and relative paths begin."""
 
@@ -122,7 +134,7 @@ class WorkspaceSandbox(Sandbox, Protocol):
     async def copy_files(self, target: Any, wall_seconds: float) -> str:
         """Copy the work folder and /tmp to those of its companion. Returns why not everything was copied."""
 
-    def calls(self, folder: str) -> RequestFolder:
+    def request_folder(self, folder: str) -> RequestFolder:
         """The requests that its programs write to a folder, for `CommandRelay`."""
 
     def whole(self) -> bool:

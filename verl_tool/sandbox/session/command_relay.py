@@ -67,7 +67,7 @@ class RequestFolder(Protocol):
         """Write a line to a pipe that a program reads. Raises OSError if none does."""
 
 
-class SessionCalls:
+class SessionRequestFolder:
     """Those of a session, whose files are reached without its programs."""
 
     def __init__(self, session: Session, folder: str) -> None:

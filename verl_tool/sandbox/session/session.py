@@ -34,7 +34,7 @@ from verl_tool.sandbox.backends import transfer
 from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.job import JobFiles, check_names, encode
 from verl_tool.sandbox.result import CellResult, RunResult
-from verl_tool.sandbox.session.command_relay import SessionCalls
+from verl_tool.sandbox.session.command_relay import SessionRequestFolder
 from verl_tool.sandbox.session.files import FOLDERS, SessionFiles
 from verl_tool.sandbox.session.interpreter_handle import (
     ANSWER_SECONDS,
@@ -89,6 +89,7 @@ class Session:
     """
 
     work_directory = wire.WORK_DIRECTORY
+    pristine = True
 
     def __init__(self, pool: SessionPool, limits: SessionLimits, files: Mapping[str, bytes]) -> None:
         """Store the settings. Raises ConfigError if a file name is invalid, or the files exceed the disk limit."""
@@ -382,9 +383,9 @@ class Session:
             for fd in (null, reading, writing):
                 os.close(fd)
 
-    def calls(self, folder: str) -> SessionCalls:
+    def request_folder(self, folder: str) -> SessionRequestFolder:
         """The requests that its programs write to a folder, for `CommandRelay`."""
-        return SessionCalls(self, folder)
+        return SessionRequestFolder(self, folder)
 
     def whole(self) -> bool:
         """Return whether its folders are unchanged. Its programs can move them, and replace them by links."""

@@ -37,10 +37,10 @@ def mode_of(path):
     return stat.S_IMODE(found.st_mode) if not stat.S_ISLNK(found.st_mode) else None
 
 
-def wanted_mode(path):
+def expected_mode(path):
     return 0o600 if path.endswith(".pem") else 0o755 if path in SCRIPTS else 0o644
 
 
-right = all(mode_of(path) == wanted_mode(path) and text_of(path) == text for path, text in FILES.items())
+right = all(mode_of(path) == expected_mode(path) and text_of(path) == text for path, text in FILES.items())
 right = right and mode_of("keys") == mode_of("keys/old") == 0o700
 Path("/logs/verifier/reward.txt").write_text("1\n" if right else "0\n")

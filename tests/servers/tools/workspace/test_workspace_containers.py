@@ -256,7 +256,7 @@ async def test_an_image_needs_containers(tmp_path: Path) -> None:
         await served.close()
 
 
-async def test_warm_containers_are_given_out_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pool_replaces_containers_that_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = ContainerPool(ContainerSettings(stand_in(tmp_path, monkeypatch), "any"), SessionLimits(), warm=2)
     pool.fill()
     await until(lambda: len(os.listdir(tmp_path / "containers")) == 2)

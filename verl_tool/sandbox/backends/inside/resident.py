@@ -15,7 +15,7 @@ for the next program, with a fork that becomes it: a command then takes no fork 
     kill     a program                                          none: its `status` comes
     signal   to the foreground of a program's terminal, or 0    leader and group
     read     path, bytes                                        payload: the content
-    write    path, mode, make; payload: the content             an empty one
+    write    path, make; payload: the content                   an empty one
     end      all programs and connections                       an empty one
     lease    seconds: end then, unless another one comes        none
     listen   port: connections of programs to it are passed on  an empty one; `connected` frames, and as of a program
@@ -46,6 +46,8 @@ HEAD = struct.Struct(">II")
 REPORT = struct.Struct(">ii")
 """Of a keeper: the process id of the program to be, or 0 and an errno; then, at its end, its wait status and whether
 the keeper goes on; and so on."""
+ORDER = struct.Struct(">II")
+"""Before a program for a keeper: its length, and how many programs the keeper had before."""
 WINDOW_BYTES = 1 << 18
 """Of a spawned program's output that the server has not taken."""
 READ_BYTES = 1 << 16
@@ -182,27 +184,24 @@ class OwnUser(User):
 
 
 def read_file(path, maximum):
-    """The content, one byte longer than `maximum` if the file is."""
+    """The content. Raises OSError EFBIG if it is longer than `maximum`."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         kind = os.fstat(fd).st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        if os.fstat(fd).st_size > maximum:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-        parts, size = [], 0
-        while size <= maximum:
-            part = os.read(fd, min(1 << 20, maximum + 1 - size))
+        content = bytearray()
+        while max(os.fstat(fd).st_size, len(content)) <= maximum:
+            part = os.read(fd, min(1 << 20, maximum + 1 - len(content)))
             if not part:
-                break
-            parts.append(part)
-            size += len(part)
-        return b"".join(parts)
+                return bytes(content)
+            content += part
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     finally:
         os.close(fd)
 
 
-def write_file(path, content, mode, make):
+def write_file(path, content, make):
     """make: the file, and the folders above it, if they are not there."""
     if make:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -219,8 +218,6 @@ def write_file(path, content, mode, make):
         view = memoryview(content)
         while view:
             view = view[os.write(fd, view) :]
-        if mode is not None:
-            os.fchmod(fd, mode)
     finally:
         os.close(fd)
 
@@ -340,10 +337,6 @@ class Keeper:
             time.sleep(0.001)
 
 
-ORDER = struct.Struct(">II")
-"""Before a program for a keeper: its length, and how many programs the keeper had before."""
-
-
 def send_order(channel, turn, message, streams):
     """Tell a keeper's fork which program to become, on which descriptors. Raises OSError if it is gone."""
     body = json.dumps(message).encode()
@@ -426,8 +419,8 @@ class KeeperClient:
         send_order(self.channel, self._turn, message, streams)
 
     def read_report(self):
-        """The process that becomes its program, or the wait status of the one before, and an errno; None after its
-        end, or if it could not start one. (`leader` says which.)"""
+        """What it reports (`REPORT`); None after its end. The first report about a program sets `leader`, and the one
+        about its end makes it 0 again."""
         report = os.read(self.report, REPORT.size)
         if len(report) < REPORT.size:
             return None
@@ -865,6 +858,9 @@ class Resident:
     def finished(self, program):
         """Forget a program whose end has been reported: the answer to `end` comes after it."""
         self._programs.pop(program.id, None)
+        self._answer_endings()
+
+    def _answer_endings(self):
         if self._ending and not self._programs:
             answer = {} if self.end_user() else {"error": errno.EAGAIN}
             for number in self._ending:
@@ -908,7 +904,7 @@ class Resident:
                 self.send({"id": number}, content)
             elif operation == "write":
                 with self.user.lent():
-                    write_file(message["path"], payload, message["mode"], message["make"])
+                    write_file(message["path"], payload, message["make"])
                 self.send({"id": number})
             elif operation == "listen":
                 self._listen(message["port"])
@@ -957,11 +953,8 @@ class Resident:
         self.watch(listener.fileno(), selectors.EVENT_READ, accept)
 
     def _end(self, number):
-        if not self._programs:
-            answer = {} if self.end_user() else {"error": errno.EAGAIN}
-            self.send({"id": number, **answer})
-            return
         self._ending.append(number)
+        self._answer_endings()
         for program in list(self._programs.values()):
             program.kill("cancelled")
 

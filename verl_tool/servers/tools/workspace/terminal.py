@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from verl_tool.errors import ToolFault
 from verl_tool.protocol import FaultKind
-from verl_tool.sandbox.backends import Container, WorkspaceSandbox
+from verl_tool.sandbox.backends import WorkspaceSandbox
+from verl_tool.sandbox.backends.protocol import unusable
 from verl_tool.servers.tools.base import CallError
 from verl_tool.servers.tools.workspace.pseudo_terminal import TerminalClosedError
 from verl_tool.servers.tools.workspace.screen import HeadAndTail
@@ -153,7 +154,7 @@ class Terminal:
     async def _start(self) -> Shell:
         """Raises ToolFault if the session is lost, SandboxError if the shell does not answer."""
         shell = self._shell = Shell(lambda data: self._shown.write(data))
-        pristine = not isinstance(self._session, Container) or self._session.pristine
+        pristine = self._session.pristine
         try:
             await shell.start(self._session, self._folder)
         except BaseException as error:
@@ -161,7 +162,7 @@ class Terminal:
             if isinstance(error, TerminalClosedError):
                 await self._session.exec(["true"])  # raises if it is the session that is gone
                 words = f"a shell could not be started: {self._text()!r:.300}"
-                raise Container.failure(words, pristine, retryable=True) from None
+                raise unusable(words, pristine, retryable=True) from None
             raise
         return shell
 

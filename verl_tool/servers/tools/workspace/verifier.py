@@ -107,7 +107,7 @@ async def _verify(session: WorkspaceSandbox, verification: Verification) -> tupl
         complaint = await session.copy_files(own, MARGIN_SECONDS / 2) or await _remove_traps(own)
         if complaint:
             return 0.0, f"the workspace's files cannot be copied: {complaint[-_MAX_MESSAGE_CHARACTERS:]}", {}
-        relay = CommandRelay(own.calls(CALLS), session, verification.timeout_seconds)
+        relay = CommandRelay(own.request_folder(CALLS), session, verification.timeout_seconds)
         async with relay.serving():
             result = await own.exec(
                 ["bash", "--noprofile", "--norc", "-c", _START],

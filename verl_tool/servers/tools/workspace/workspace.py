@@ -16,7 +16,7 @@ from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD, FaultKind
 from verl_tool.sandbox import WARM_MODULES, Level, Policy, Session, SessionLimits
-from verl_tool.sandbox.backends import Container, ContainerPool, ContainerSettings, WorkspaceSandbox
+from verl_tool.sandbox.backends import ContainerPool, ContainerSettings, WorkspaceSandbox
 from verl_tool.sandbox.backends.providers import find_provider
 from verl_tool.servers.tools._sandboxed import PolicyOptions, SandboxTool
 from verl_tool.servers.tools.base import Context, Tool, ToolOptions
@@ -102,11 +102,6 @@ _OF_CONTAINERS = (
 _OF_THE_SANDBOX = ("pre_import", "allowed_modules", "restricted_functions", "isolation", "warm_modules")
 """And ``workers``, which a server gives to all of its tools."""
 _OF_EACH_TOOL = {*ToolOptions.model_fields, "timeout_seconds", "max_output_length"}
-
-
-async def _check_bash(container: Container, image: str) -> None:
-    if not (await container.exec("true")).ok:
-        raise SandboxError(f"the image {image} has no bash, which tools need", retryable=False)
 
 
 class WorkspacePart(Protocol):
@@ -255,7 +250,9 @@ class WorkspaceTool(SandboxTool):
         if self.options.image:
             container = await self._containers.take()
             try:
-                await _check_bash(container, self.options.image)
+                if not (await container.exec("true")).ok:
+                    words = f"the image {self.options.image} has no bash, which tools need"
+                    raise SandboxError(words, retryable=False)
             finally:
                 await container.stop()
             self._containers.fill()
@@ -290,7 +287,7 @@ class WorkspaceTool(SandboxTool):
     def _image_of(self, named: object) -> str:
         """The image that a row names; empty for the tool's own. Raises ToolFault."""
         options = self.options
-        if named is None:
+        if named in (None, ""):
             if self._containers is not None and not options.image:
                 words = f"the row names no {WORKSPACE_IMAGE_FIELD}, and the tool has no image; set image"
                 raise ToolFault(FaultKind.BAD_REQUEST, words, retryable=False)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _READ_BYTES = 1 << 16
 
 
-class ContainerCalls:
+class ContainerRequestFolder:
     """See `RequestFolder`."""
 
     def __init__(self, container: Container, folder: str) -> None:
@@ -42,7 +42,7 @@ class ContainerCalls:
         return (await self._container.ask_for_file("read", f"{self._folder}/{name}", bytes=limit))[1]
 
     async def write(self, name: str, content: bytes) -> None:
-        await self._container.ask_for_file("write", f"{self._folder}/{name}", content, mode=None, make=True)
+        await self._container.ask_for_file("write", f"{self._folder}/{name}", content, make=True)
 
     async def notify(self, name: str) -> None:
-        await self._container.ask_for_file("write", f"{self._folder}/{name}", b"\n", mode=None, make=False)
+        await self._container.ask_for_file("write", f"{self._folder}/{name}", b"\n", make=False)
