@@ -94,7 +94,7 @@ class ModalProcess(RelayedProcess):
 
     def __init__(self, sandbox: Any, process: Any) -> None:
         super().__init__()
-        self._sandbox, self._process, self._has_program = sandbox, process, False
+        self._sandbox, self._process = sandbox, process
 
     async def send(self, data: bytes) -> None:
         self._process.stdin.write(data)
@@ -113,9 +113,8 @@ class ModalProcess(RelayedProcess):
             printed.cancel()
 
     async def renew(self) -> None:
-        if self._has_program:  # it knows frames after its first line
+        if self.stdin.used:  # it knows frames after its first line
             self.stdin.write(_LEASE)
-        self._has_program = True
 
     async def remove(self) -> None:
         await self._sandbox.terminate.aio()

@@ -102,8 +102,11 @@ class RelayedInput:
         self._written, self._has_room = asyncio.Event(), asyncio.Event()
         self._has_room.set()
         self._closed = self._failed = False
+        self.used = False
+        """Whether something was written: the first line is the resident's program."""
 
     def write(self, data: bytes) -> None:
+        self.used = True
         self._waiting += data
         self._written.set()
         if len(self._waiting) >= _BUFFERED_BYTES:
