@@ -101,10 +101,10 @@ verl_tool_browser() {
     verl_tool_apt --no-install-recommends chromium chromium-driver || verl_tool_say "could not install chromium; the tests that need it are skipped"
 }
 
-# The tests of containers run podman, which needs no daemon; without it they are skipped.
+# The tests of containers run podman, which needs no daemon; without it they are skipped. A docker client may be here without an engine.
 verl_tool_podman() {
     [ "${VERL_TOOL_SKIP_SYSTEM:-0}" = 1 ] && return 0
-    command -v podman >/dev/null || command -v docker >/dev/null || ! command -v apt-get >/dev/null && return 0
+    command -v podman >/dev/null || ! command -v apt-get >/dev/null && return 0
     verl_tool_may_install || return 0
     verl_tool_say "installing podman and runc"
     verl_tool_apt podman runc || verl_tool_say "could not install podman; the tests that need it are skipped"
