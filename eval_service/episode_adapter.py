@@ -13,7 +13,7 @@ from verl_tool.agent_loop.tokenizer import Tokenizer
 from verl_tool.agent_loop.tool_channel import Tools
 from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError
-from verl_tool.protocol import ABORT_FIELD, TOOLS_FIELD, VERIFY_FIELD, StepResult
+from verl_tool.protocol import ABORT_FIELD, ENVIRONMENT_FIELD, TOOLS_FIELD, VERDICT_FIELD, VERIFY_FIELD, StepResult
 
 
 class StreamObserver:
@@ -107,8 +107,9 @@ class EpisodeAdapter:
             raise ConfigError("no tool server is set; start the service with --tool_server_url or --tool_type")
         if finish:
             return await self._tools.call(trajectory_id, "", finish=True)
-        # A verifier is none of the client's calls.
-        observer = None if VERIFY_FIELD in (extra or {}) else self._observer
+        # A verifier is none of the client's calls, nor is the beginning in an environment.
+        silent = {VERIFY_FIELD, VERDICT_FIELD, ENVIRONMENT_FIELD}
+        observer = self._observer if silent.isdisjoint(extra or {}) else None
         if observer is not None:
             await observer.called(action)
         self._waiting = True

@@ -20,6 +20,7 @@ from verl_tool.agent_loop.actions import LoopFormats
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.prompt.opened_prompt import OpenPrompt, PromptOpener
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.rendering.images import ImagePlacer, ImageTokens
 from verl_tool.agent_loop.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ from verl_tool.http.messages import HttpError
 from verl_tool.protocol import FaultKind, ToolDescription
 from verl_tool.servers.execution.admission import Admission
 from verl_tool.util.json_text import excerpt
-from verl_tool.verification import Verification
+from verl_tool.verification import AnyVerification
 
 log = logging.getLogger(__name__)
 
@@ -64,11 +65,14 @@ class GenerationJob:
     """Appends observations behind the prompt (`PromptRenderer.observations`). None: as where no tools are listed."""
     max_turns: int | None = None
     """Most tool turns. None: the option's."""
+    min_turns: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Sent to the tools with every call, files with the first."""
-    verification: Verification | None = None
-    """Run in the workspace that the trajectory leaves."""
+    verification: AnyVerification | None = None
+    """Run in the workspace that the trajectory leaves, or sent to its environment."""
     task_prompt: Callable[[str], Sequence[int]] | None = None
+    """As of `Episode.run`."""
+    open_prompt: OpenPrompt | None = None
     """As of `Episode.run`."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """Kept in the trajectory's `extra`."""
@@ -118,6 +122,7 @@ class Service:
         self.end_token_ids = self._renderer.end_token_ids | tokenizer.eos_token_ids
         self._extra_formats = formats
         self._loop_formats: tuple[tuple[ToolDescription, ...], LoopFormats] | None = None
+        self._opener: tuple[tuple[ToolDescription, ...], PromptOpener] | None = None
         self._tool_descriptions = None if tool_descriptions is None else tuple(tool_descriptions)
         self._known_tools: tuple[ToolDescription, ...] = ()
         self._known_until = self._silent_until = 0.0
@@ -199,6 +204,15 @@ class Service:
     def _prompts_without_tools(self) -> PromptRenderer:
         return PromptRenderer(self.tokenizer, self.options, formats=self._extra_formats)
 
+    async def prompt_opener(self) -> PromptOpener:
+        """Renders prompts of conversations that begin in environments. Raises HttpError as `prompts`."""
+        known = self._tool_descriptions or await self._tools_known()
+        if self._opener is None or self._opener[0] != known:
+            prompts = PromptRenderer(self.tokenizer, self.options, known, self._extra_formats)
+            formats = LoopFormats(self.options.formats, known)
+            self._opener = known, PromptOpener(prompts, formats.of)
+        return self._opener[1]
+
     async def formats_of(self, names: Sequence[str] | None) -> tuple[Format, ...]:
         """The formats in which a trajectory calls tools that may use those of `names` only (None: all)."""
         if self._extra_formats is not None or self.options.formats is not None or not self.uses_tools or names == ():
@@ -259,8 +273,10 @@ class Service:
                     use_tool=uses_tools,
                     extra=job.extra,
                     max_turns=job.max_turns,
+                    min_turns=job.min_turns,
                     verification=job.verification,
                     task_prompt=job.task_prompt,
+                    open_prompt=job.open_prompt,
                 )
         except asyncio.CancelledError:
             self._close_later(self._close(episode, adapter, job.trajectory_id))

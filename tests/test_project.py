@@ -90,6 +90,7 @@ ROWS = [
         "servers.tool_config",
         "servers.tools",
         "servers.execution servers.tests tasks",
+        "environments",
         "servers.mcp",
         "servers.settings",
         "servers.replica",
@@ -108,15 +109,15 @@ ROWS = [
 """Packages of the project: each may import those of earlier rows. The first row is one package. A module belongs to the
 longest name that fits."""
 APART = {
-    "agent_loop": {"servers", "sandbox", "judge", "sql", "web", "retrieval"},
-    "agent_workers": {"servers", "sandbox", "web", "retrieval"},
-    "notebook": {"servers", "sandbox", "judge", "sql", "web", "retrieval"},
+    "agent_loop": {"servers", "environments", "sandbox", "judge", "sql", "web", "retrieval"},
+    "agent_workers": {"servers", "environments", "sandbox", "web", "retrieval"},
+    "notebook": {"servers", "environments", "sandbox", "judge", "sql", "web", "retrieval"},
     "eval_service": {"trainer"},
 }
 """Of earlier rows, what a package does not import: tools are reached through `client` only."""
 LIGHT = (
     *("errors", "protocol", "verification", "content", "util", "http", "formats", "sandbox", "judge"),
-    *("retrieval", "sql", "web", "client", "servers", "tasks"),
+    *("retrieval", "sql", "web", "client", "servers", "tasks", "environments"),
 )
 HEAVY = {"torch", "transformers", "verl", "vllm"}
 

@@ -13,7 +13,7 @@ import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -52,11 +52,17 @@ IMAGES_FIELD = "images"
 first call, whichever tool that calls."""
 AUDIOS_FIELD = "audios"
 """As `IMAGES_FIELD`: recordings for the tools that cut them. No prompt holds audio; a row brings them for its tools."""
-SENT_ONCE = (FILES_FIELD, WORKSPACE_IMAGE_FIELD, IMAGES_FIELD, AUDIOS_FIELD)
+ENVIRONMENT_FIELD = "environment"
+"""Entry of a request's extra data: the arguments of the environment in which the trajectory begins, and with several
+environments its ``name``. Sent with the first call, whose action is empty; the answer has the `Opening`."""
+SENT_ONCE = (FILES_FIELD, WORKSPACE_IMAGE_FIELD, IMAGES_FIELD, AUDIOS_FIELD, ENVIRONMENT_FIELD)
 """Entries that go with the first call only."""
 VERIFY_FIELD = "workspace_verification"
 """Entry of a request's extra data: a `verl_tool.verification.Verification`, which is run in the trajectory's workspace
 in place of the action. The answer's reward is the verifier's."""
+VERDICT_FIELD = "environment_verdict"
+"""Entry of a request's extra data: a `verl_tool.verification.EnvironmentVerification`, which the trajectory's
+environment judges in place of the action. The action is the model's last text, which no call sent."""
 KEEP_FIELD = "keep_state"
 """Entry of a request's extra data: true if a call that ends the trajectory leaves its state, because a verification is
 to follow. What finishes the trajectory frees it."""
@@ -108,6 +114,39 @@ class Fault(BaseModel):
     """Whether the same step may be sent again without running anything twice."""
 
 
+class ToolDescription(BaseModel):
+    """One tool as ``GET /tools`` tells it."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """JSON schema of the arguments, as in OpenAI's ``tools[].function.parameters``."""
+    usage: str = ""
+    """What to put into a system prompt so that a model can call it."""
+    example_actions: list[str] = Field(default_factory=list)
+    """Actions that this tool recognises, as a model would write them."""
+    formats: list[str] = Field(default_factory=list)
+    """The formats in which it can be called: names, and ``<name>`` for tags."""
+    stateful: bool = False
+    environment: bool = False
+    """Whether trajectories begin in it (`ENVIRONMENT_FIELD`). No prompt describes it, since no model calls it."""
+
+
+Role = Literal["tool", "user"]
+"""Who speaks in an observation: a tool that was called, or a user."""
+
+
+class Opening(BaseModel):
+    """What an environment shows before the model's first turn."""
+
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+    """Chat messages that follow those of the row."""
+    tools: list[ToolDescription] = Field(default_factory=list)
+    """Tools of this one trajectory, described in addition to those of the server."""
+    every_turn: bool = False
+    """Whether a turn without a call is an action too."""
+
+
 class Observation(BaseModel):
     """The long form of an observation; a plain string is the short form of ``Observation(obs=...)``.
 
@@ -124,6 +163,10 @@ class Observation(BaseModel):
     invalid_reason: str | None = None
     """Why ``valid`` is false, for logs; the model reads ``obs``."""
     metrics: dict[str, float] | None = None
+    role: Role | None = None
+    """None: ``tool``."""
+    opening: Opening | None = None
+    """In the answer to `ENVIRONMENT_FIELD`."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +212,10 @@ class StepResult:
     """As `image`."""
     invalid_reason: str | None = None
     metrics: Mapping[str, float] | None = None
+    role: Role | None = None
+    """Whose message the observation is; None: a tool's."""
+    opening: Opening | None = None
+    """In the answer to `ENVIRONMENT_FIELD`: what the prompt shows."""
 
 
 def request_body(requests: Sequence[StepRequest], extras: Sequence[object] | None = None) -> bytes:
@@ -377,25 +424,11 @@ class ObservationResponse(BaseModel):
                     long.audio,
                     long.invalid_reason,
                     long.metrics,
+                    long.role,
+                    long.opening,
                 )
             )
         return results
-
-
-class ToolDescription(BaseModel):
-    """One tool as ``GET /tools`` tells it."""
-
-    name: str
-    description: str
-    parameters: dict[str, Any]
-    """JSON schema of the arguments, as in OpenAI's ``tools[].function.parameters``."""
-    usage: str
-    """What to put into a system prompt so that a model can call it."""
-    example_actions: list[str]
-    """Actions that this tool recognises, as a model would write them."""
-    formats: list[str] = Field(default_factory=list)
-    """The formats in which it can be called: names, and ``<name>`` for tags."""
-    stateful: bool = False
 
 
 REPLICA_HEADER = "x-verl-tool-replica"

@@ -1,4 +1,5 @@
-"""What a verifier is, and what it said: a program that checks a trajectory's workspace after its end.
+"""What a verifier is, and what it said: a program that checks a trajectory's workspace after its end, or the
+environment in which the trajectory took place.
 
 The layout is that of Harbor's tasks (https://www.harborframework.com/docs/tasks): the verifier's files are in
 ``/tests``, ``/tests/test.sh`` is run in a copy of the workspace, and writes its reward into
@@ -22,6 +23,9 @@ from verl_tool.protocol import Fault, FaultKind
 
 STYLE = "workspace_verifier"
 """``reward_model.style`` of a row whose ``ground_truth`` is a `Verification` as JSON."""
+ENVIRONMENT_STYLE = "environment"
+"""``reward_model.style`` of a row that its environment judges. Its ``ground_truth`` is `EnvironmentVerification.data`,
+as an object or as JSON; empty if the environment needs none."""
 MARGIN_SECONDS = 30.0
 """Beside the verifier's own time: to end the trajectory's programs and to lay out the files."""
 MAX_REWARD_BYTES = 1 << 16
@@ -54,6 +58,18 @@ class Verification(BaseModel):
         return value
 
 
+class EnvironmentVerification(BaseModel):
+    """What the environment of a trajectory is sent for its verdict. No part of it may reach the model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    data: dict[str, Any] = {}
+    """What the environment judges by, such as the right answer, if `begin` did not bring it."""
+
+
+AnyVerification = Verification | EnvironmentVerification
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What a verifier said of a trajectory's workspace. The model never sees any of it."""
@@ -67,10 +83,12 @@ class Verdict:
     fault: Fault | None = None
     seconds: float = 0.0
     """That it all took."""
+    by_environment: bool = False
+    """Whether an environment judged, whose rewards may be any number."""
 
     @property
     def score(self) -> float | None:
-        """What the trajectory gets: the reward if it is from 0 to 1, else 0. None: the verifier could not be run, by
+        """What the trajectory gets: the reward, 0 in place of one that does not count. None: there was no verdict, by
         no fault of the trajectory's."""
         if self.fault is not None and not _by_the_workspace(self.fault):
             return None
@@ -78,8 +96,8 @@ class Verdict:
 
     @property
     def counts(self) -> bool:
-        """Whether there is a reward, from 0 to 1."""
-        return self.reward is not None and 0.0 <= self.reward <= 1.0
+        """Whether there is a reward, and a verifier's is from 0 to 1."""
+        return self.reward is not None and (self.by_environment or 0.0 <= self.reward <= 1.0)
 
 
 def _by_the_workspace(fault: Fault) -> bool:
@@ -100,11 +118,44 @@ def read_verification(value: object, where: str) -> Verification:
     raise ConfigError(f"{where}: the verification{f' at {at}' if at else ''}: {why}")
 
 
-def verification_of(reward_model: object, where: str) -> Verification | None:
-    """The verification of a row's ``reward_model``; None if it is graded otherwise. Raises ConfigError."""
-    if not isinstance(reward_model, Mapping) or reward_model.get("style") != STYLE:
-        return None
-    return read_verification(reward_model.get("ground_truth"), where)
+def read_environment_verification(value: object, where: str) -> EnvironmentVerification:
+    """An `EnvironmentVerification` from its JSON or as a mapping. Raises ConfigError that begins with `where`."""
+    try:
+        return EnvironmentVerification.model_validate(value)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: the environment's verification: {error.errors()[0]['msg']}") from None
+
+
+def verification_of(reward_model: object, where: str, *, in_environment: bool = False) -> AnyVerification | None:
+    """The verification of a row's ``reward_model``; None if it is graded otherwise. A row that begins `in_environment`
+    is always judged by it. Raises ConfigError."""
+    style = reward_model.get("style") if isinstance(reward_model, Mapping) else None
+    truth = reward_model.get("ground_truth") if isinstance(reward_model, Mapping) else None
+    if style == ENVIRONMENT_STYLE:
+        if not in_environment:
+            words = "names none: set tools_kwargs.environment, {} if the server has just one"
+            raise ConfigError(f"{where}: reward_model.style={style!r} needs an environment, and the row {words}")
+        return EnvironmentVerification(data=_judged_by(truth, where))
+    if style == STYLE and in_environment:
+        raise ConfigError(
+            f"{where}: a row with an environment has no workspace; leave out reward_model.style={STYLE!r}"
+        )
+    if style == STYLE:
+        return read_verification(truth, where)
+    return EnvironmentVerification() if in_environment else None
+
+
+def _judged_by(truth: object, where: str) -> dict[str, Any]:
+    """What the environment judges by, of a row's ``ground_truth``. Raises ConfigError."""
+    if truth is None or truth == "":
+        return {}
+    try:
+        value = json.loads(truth) if isinstance(truth, str) else truth
+    except (json.JSONDecodeError, RecursionError):
+        value = None
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: reward_model.ground_truth is {truth!r:.80}; write an object, or one as JSON")
+    return dict(value)
 
 
 def reward_in(json_file: bytes | None, text_file: bytes | None) -> tuple[float, dict[str, float]]:

@@ -150,8 +150,9 @@ class Asker:
                 request["extra_body"]["extra_fields"] = dict(problem.tools_kwargs)
             if problem.verification is not None:
                 request["extra_body"]["verification"] = problem.verification.model_dump(mode="json")
-            if problem.max_turns is not None:
-                request["extra_body"]["max_turns"] = problem.max_turns
+            for name in ("max_turns", "min_turns"):
+                if (turns := getattr(problem, name)) is not None:
+                    request["extra_body"][name] = turns
             if problem.tools is not None:
                 request["tools"] = [{"type": "function", "function": {"name": name}} for name in problem.tools]
             if not problem.use_tool:

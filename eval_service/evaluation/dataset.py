@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from verl_tool.agent_loop.prompt.conversation import IMAGES_COLUMN, OTHER_MEDIA, read_conversation
-from verl_tool.agent_loop.row import build_call_extra, listed_tools, reject_media, row_max_turns, uses_tools
+from verl_tool.agent_loop.row import build_call_extra, listed_tools, reject_media, row_turns, uses_tools
 from verl_tool.checks.row_files import RowFile
 from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError
-from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD
-from verl_tool.verification import Verification, verification_of
+from verl_tool.protocol import ENVIRONMENT_FIELD, FILES_FIELD, WORKSPACE_IMAGE_FIELD
+from verl_tool.verification import AnyVerification, verification_of
 
 
 @dataclass(frozen=True)
 class Problem:
     """One row. What is sent to the endpoint is `messages` with `images`, `use_tool`, `tools_kwargs`, `tools`,
-    `max_turns` and `verification`."""
+    `max_turns`, `min_turns` and `verification`."""
 
     index: int
     messages: tuple[dict[str, Any], ...]
@@ -41,8 +41,10 @@ class Problem:
     """The only tools that may be used; None: all."""
     max_turns: int | None = None
     """Most tool turns; None: as the endpoint has it."""
-    verification: Verification | None = None
-    """Run in the workspace that the answer leaves; None: the answer is graded from what is written."""
+    min_turns: int | None = None
+    verification: AnyVerification | None = None
+    """Run in the workspace that the answer leaves, or sent to the environment; None: the answer is graded from what is
+    written."""
 
     @property
     def digest(self) -> str:
@@ -50,7 +52,9 @@ class Problem:
         files = self.tools_kwargs.get(FILES_FIELD)
         images = [image.sha256 for image in self.images] or None
         image = self.tools_kwargs.get(WORKSPACE_IMAGE_FIELD)
-        own = [value for value in (self.tools, self.max_turns, files, images, image) if value is not None]
+        environment = self.tools_kwargs.get(ENVIRONMENT_FIELD)
+        parts = (self.tools, self.max_turns, files, images, image, self.min_turns, environment)
+        own = [value for value in parts if value is not None]
         text = json.dumps([self.messages, self.reward_model, *own], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -76,6 +80,7 @@ def _problem(row: Mapping[str, Any], index: int, path: Path) -> Problem:
     extra_info = dict(row.get("extra_info") or {})
     tools_kwargs = extra_info.get("tools_kwargs")
     listed = listed_tools(tools_kwargs, extra_info, where)
+    extra = build_call_extra(tools_kwargs, None, where)
     return Problem(
         index=index,
         messages=tuple({k: v for k, v in message.items() if v is not None} for message in conversation.messages),
@@ -85,10 +90,11 @@ def _problem(row: Mapping[str, Any], index: int, path: Path) -> Problem:
         ability=str(row.get("ability") or ""),
         extra_info=extra_info,
         use_tool=uses_tools(row.get("use_tool"), where),
-        tools_kwargs=build_call_extra(tools_kwargs, None, where),
-        verification=verification_of(row["reward_model"], where),
+        tools_kwargs=extra,
+        verification=verification_of(row["reward_model"], where, in_environment=ENVIRONMENT_FIELD in extra),
         tools=listed,
-        max_turns=row_max_turns(row.get("max_turns"), where),
+        max_turns=row_turns(row.get("max_turns"), where),
+        min_turns=row_turns(row.get("min_turns"), where, "min_turns"),
     )
 
 

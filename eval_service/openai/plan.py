@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,7 +15,11 @@ from eval_service.openai.requests import MAX_CHOICES, ChatRequest, CompletionReq
 from eval_service.openai.response_builder import ResponseBuilder
 from eval_service.service import GenerationJob, Service
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer
+from verl_tool.agent_loop.prompt.opened_prompt import OpenPrompt
+from verl_tool.agent_loop.row import build_call_extra
 from verl_tool.content.parts import ImagePart
+from verl_tool.errors import ConfigError
+from verl_tool.protocol import ENVIRONMENT_FIELD
 
 INLINE_CHARACTERS = 4 << 10
 """Longer texts are rendered and made tokens in a thread."""
@@ -53,6 +57,8 @@ async def chat_plan(request: ChatRequest, service: Service, builder: ResponseBui
     images = await _images(request, service)
     await service.check_tool_names(request.tool_names)
     listed = service.listed_tools(request.tool_names)
+    if service.uses_tools and ENVIRONMENT_FIELD in (request.extra_fields or {}):
+        return await _plan_in_environment(request, service, builder, messages, images)
     prompts = await service.prompts(listed)
     try:
         text = await run_in_executor(lambda: prompts.text(messages, listed), size)
@@ -63,6 +69,25 @@ async def chat_plan(request: ChatRequest, service: Service, builder: ResponseBui
     renderer = prompts.observations(listed) if listed != () else None
     task_prompt = functools.partial(prompts.task_ids, messages, listed)
     return await _plan(request, service, builder, [prompt_ids], renderer, images, task_prompt)
+
+
+async def _plan_in_environment(
+    request: ChatRequest,
+    service: Service,
+    builder: ResponseBuilder,
+    messages: Sequence[Mapping[str, Any]],
+    images: tuple[ImagePart, ...],
+) -> Plan:
+    """The plan of a conversation that begins in an environment. Raises HttpError if it cannot be rendered."""
+    if request.stream:
+        raise bad_request("an answer that begins in an environment is not streamed; leave out 'stream'", param="stream")
+    opener = await service.prompt_opener()
+    try:
+        prompt_ids, open_prompt = opener.of(messages, request.tool_names, "the request")
+        extra = build_call_extra(request.extra_fields, None, "the request")
+    except (TemplateRejectedError, ConfigError) as error:
+        raise bad_request(str(error)[:_WORDS], param="messages", code="invalid_value") from None
+    return await _plan(request, service, builder, [prompt_ids], images=images, open_prompt=open_prompt, extra=extra)
 
 
 async def _images(request: ChatRequest, service: Service) -> tuple[ImagePart, ...]:
@@ -121,6 +146,8 @@ async def _plan(
     renderer: ObservationRenderer | None = None,
     images: tuple[ImagePart, ...] = (),
     task_prompt: Callable[[str], Sequence[int]] | None = None,
+    open_prompt: OpenPrompt | None = None,
+    extra: Mapping[str, Any] | None = None,
 ) -> Plan:
     if service.options.subagents and (request.stream or task_prompt is None):
         message = (
@@ -135,7 +162,7 @@ async def _plan(
         raise bad_request(message, param="stream")
     n = request.n or 1
     formats = await service.formats_of(request.tool_names)
-    extra = dict(request.extra_fields or {})
+    extra = dict(request.extra_fields or {}) if extra is None else extra
     jobs = [
         GenerationJob(
             trajectory_id=f"{builder.id}-{i * n + j}",
@@ -147,9 +174,11 @@ async def _plan(
             formats=formats,
             renderer=renderer,
             max_turns=request.max_turns,
+            min_turns=request.min_turns,
             extra=extra,
             verification=request.verification,
             task_prompt=task_prompt,
+            open_prompt=open_prompt,
             record={} if request.user is None else {USER_FIELD: request.user},
         )
         for i, prompt in enumerate(prompts)

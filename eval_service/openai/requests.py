@@ -18,7 +18,7 @@ from verl_tool.content.packed_files import unpack
 from verl_tool.http.messages import HttpError
 from verl_tool.protocol import FILES_FIELD, SENT_ONCE
 from verl_tool.util.json_text import BadJsonError, decode_request_json, encode_json, excerpt
-from verl_tool.verification import Verification
+from verl_tool.verification import AnyVerification
 
 MAX_CHOICES = 1024
 """Most answers (`n` times the number of prompts) of one request."""
@@ -100,12 +100,14 @@ class GenerationRequest(_Strict):
     tool_choice: Literal["auto", "none"] | None = None
     max_turns: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Most tool turns of an answer, as the column of this name for a row. None: the option's."""
+    min_turns: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """As `max_turns`."""
     extra_fields: dict[str, Any] | None = None
-    """Sent to the tools with every call, as in training; ``workspace_files`` with the first. Put no gold answer into
-    it."""
-    verification: Verification | None = None
-    """Sent to the tools once the answer is written, to be run in the workspace that it leaves. What the verifier says
-    is in the trajectory (`return_trajectory`)."""
+    """Sent to the tools with every call, as in training; ``workspace_files`` and ``environment`` with the first. Put no
+    gold answer into it."""
+    verification: AnyVerification | None = None
+    """Sent to the tools once the answer is written, to be run in the workspace that it leaves, or for the environment
+    to judge by. The verdict is in the trajectory (`return_trajectory`)."""
     return_trajectory: bool = False
     """Add the trajectory to each choice: segments of tokens, calls, timings."""
     response_format: ResponseFormat | None = None

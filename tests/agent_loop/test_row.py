@@ -9,7 +9,7 @@ from verl_tool.agent_loop.row import (
     build_call_extra,
     listed_tools,
     reject_media,
-    row_max_turns,
+    row_turns,
     text_messages,
     uses_tools,
 )
@@ -110,10 +110,10 @@ def test_tools_are_sent_what_the_row_gives_them_and_which_of_them_may_run() -> N
     ("value", "turns"), [(None, None), (float("nan"), None), (0, 0), (np.int64(4), 4), (np.float64(2.0), 2)]
 )
 def test_a_row_may_have_its_own_number_of_turns(value: object, turns: int | None) -> None:
-    assert row_max_turns(value, "row 0") == turns
+    assert row_turns(value, "row 0") == turns
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True, "3", [3], float("inf")])
 def test_what_is_no_number_of_turns_is_refused(value: object) -> None:
     with pytest.raises(ConfigError, match=r"row 6: max_turns is .*a whole number from 0"):
-        row_max_turns(value, "row 6")
+        row_turns(value, "row 6")

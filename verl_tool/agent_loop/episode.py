@@ -25,6 +25,7 @@ from verl_tool.agent_loop.observation import ControlTokens
 from verl_tool.agent_loop.observation_renderer import ObservationRenderer, renderer_for, user_renderer
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.prompt.context_policy import next_context, prompt_tokens
+from verl_tool.agent_loop.prompt.opened_prompt import OpenPrompt
 from verl_tool.agent_loop.prompt.subagents import answer_of, check_prompt_fits, is_delegation, is_finish, read_task
 from verl_tool.agent_loop.rendering.images import ImagePlacer, ImageTokens
 from verl_tool.agent_loop.rendering.observation_placer import ObservationPlacer
@@ -36,8 +37,8 @@ from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.formats import Format, loop_formats, rendered_markers
 from verl_tool.formats.load import specs_of
-from verl_tool.protocol import IMAGES_FIELD, KEEP_FIELD, StepResult
-from verl_tool.verification import Verification
+from verl_tool.protocol import ENVIRONMENT_FIELD, IMAGES_FIELD, KEEP_FIELD, FaultKind, StepResult
+from verl_tool.verification import AnyVerification
 
 
 class Episode:
@@ -91,9 +92,11 @@ class Episode:
         max_response_length: int | None = None,
         formats: Sequence[Format] | None = None,
         renderer: ObservationRenderer | None = None,
-        verification: Verification | None = None,
+        verification: AnyVerification | None = None,
         partial: Trajectory | None = None,
         task_prompt: Callable[[str], Sequence[int]] | None = None,
+        open_prompt: OpenPrompt | None = None,
+        min_turns: int | None = None,
     ) -> Trajectory:
         """Run one trajectory from `prompt_ids` to its end. Waits for a free slot first.
 
@@ -102,10 +105,12 @@ class Episode:
         added. `use_tool=False` runs one turn without tools. `extra` is sent to the tools with every call, so it must
         not contain the ground truth. The prompt's images are sent with the first call unless `extra` sets
         `IMAGES_FIELD`.
-        `max_turns` and `max_response_length` override the options. `formats` and `renderer` override the Episode's, for
-        a trajectory restricted to some tools, or whose prompt describes them.
+        `max_turns`, `min_turns` and `max_response_length` override the options. `formats` and `renderer` override the
+        Episode's, for a trajectory restricted to some tools, or whose prompt describes them.
         `verification` is sent to the tools after the trajectory has ended, unless it ended in a fault or was aborted.
         The verifier's answer is in `Trajectory.verdict`.
+        If `extra` names an environment (`ENVIRONMENT_FIELD`), the trajectory begins there, and `open_prompt` renders
+        what is fed to the model; `prompt_ids` are recorded if the environment cannot begin.
         `partial` is a trajectory to resume where the model's turn is next. Its tokens and calls are kept as they are,
         its turns count, and its timings are included. `prompt_ids` must be its prompt, and the tools must hold the
         state that its calls left, under `trajectory_id`.
@@ -120,6 +125,9 @@ class Episode:
             raise ConfigError("this row uses tools and the Episode has none; give it tools, or set use_tool=False")
         if verification is not None:
             self._channel.reject_verification(verification, uses_tools)
+        begins = ENVIRONMENT_FIELD in (extra or {})
+        if begins:
+            self._check_environment(uses_tools, open_prompt, partial)
         if images and self.options.makes_rows:
             raise ConfigError(
                 f"the prompt has {len(images)} images, and context={self.options.context} with subagents="
@@ -138,12 +146,15 @@ class Episode:
                 self.formats if formats is None else formats,
                 renderer,
                 task_prompt,
+                self.options.min_turns if min_turns is None else min_turns,
             )
             if partial is None:
                 builder.set_prompt(prompt, images, self._start_limit(), self._tokenizer)
             else:
                 builder.resume(partial)
             try:
+                if begins and open_prompt is not None:
+                    await self._begin(builder, open_prompt)
                 stop = await self._drive(builder)
                 if verification is not None and stop is not StopReason.ABORTED:
                     await self._channel.verify(builder, verification)
@@ -167,7 +178,33 @@ class Episode:
             raise ConfigError(f"the prompt has {len(images)} images, and this loop carries text only; leave them out")
         return [Segment(Author.PROMPT, tuple(prompt_ids), text=self._tokenizer.decode(prompt_ids))]
 
+    def _check_environment(self, uses_tools: bool, open_prompt: OpenPrompt | None, partial: Trajectory | None) -> None:
+        """Raise ConfigError if a trajectory cannot begin in an environment."""
+        if partial is not None:
+            raise ConfigError("this trajectory took place in an environment, which cannot be resumed; start it anew")
+        if not uses_tools:
+            raise ConfigError("this row has an environment, and uses no tools; set use_tool=True and enable_agent")
+        if open_prompt is None:
+            raise ConfigError("this row has an environment, whose prompt is not rendered here; send a conversation")
+        if not self.options.enable_mtrl:
+            raise ConfigError("an environment answers in chat turns; set enable_mtrl=True, or leave the row out")
+        if self.options.call_tool_first:
+            raise ConfigError("call_tool_first=True calls a tool before an environment begins; set it to False")
+
     # The course of a trajectory
+
+    async def _begin(self, builder: TrajectoryBuilder, open_prompt: OpenPrompt) -> None:
+        """Begin in the environment and make its prompt the trajectory's. Raises ToolFault, and what `open_prompt`
+        raises."""
+        opening = await self._channel.begin(builder, self._turns_left(builder, 0))
+        try:
+            prompt = open_prompt(opening)
+        except ConfigError as error:  # what an environment shows differs between trajectories
+            raise ToolFault(FaultKind.MISCONFIGURED, str(error), False, builder.trajectory_id) from None
+        builder.formats, builder.renderer, builder.task_prompt = prompt.formats, prompt.renderer, prompt.task_prompt
+        builder.every_turn = opening.every_turn
+        segments = self._prompt(prompt.prompt_ids, builder.visible_images)
+        builder.set_prompt(segments, builder.visible_images, self._start_limit(), self._tokenizer)
 
     async def _drive(self, builder: TrajectoryBuilder) -> StopReason:
         options = self.options
@@ -183,18 +220,21 @@ class Episode:
             if over:
                 return over
             turn, over = await self._writer.write(builder)
+            builder.unsent_text = turn.text
             if over:
                 return over
             is_end = bool(builder.agent) and turn.calls_tools and is_finish(turn.action)
-            if is_end or not (builder.uses_tools and (turn.calls_tools or number < options.min_turns)):
+            acts = turn.calls_tools or builder.every_turn or number < builder.min_turns
+            if is_end or not (builder.uses_tools and acts):
                 return StopReason.ANSWERED
             if number == builder.max_turns:
                 break
+            builder.unsent_text = ""
             is_last = number + 1 == builder.max_turns
             over = await self._tool_turn(builder, turn.action, self._turns_left(builder, number + 1), is_last=is_last)
             if over:
                 return over
-            if options.force_finish_for_last_turn and is_last:
+            if self._ends_with_a_call(builder) and is_last:
                 break
         return StopReason.MAX_TURNS
 
@@ -220,7 +260,12 @@ class Episode:
 
     def _turns_left(self, builder: TrajectoryBuilder, written: int) -> int:
         """Return how many turns the model may still write after `written` turns."""
-        return builder.max_turns + int(not self.options.force_finish_for_last_turn) - written
+        return builder.max_turns + int(not self._ends_with_a_call(builder)) - written
+
+    def _ends_with_a_call(self, builder: TrajectoryBuilder) -> bool:
+        """Return whether the model writes no more after its last tool turn. Where each turn is an action, a further one
+        would be sent to nobody."""
+        return self.options.force_finish_for_last_turn or builder.every_turn
 
     def _start_limit(self) -> int | None:
         limits = [n for n in (self.options.max_start_length, self.options.max_prompt_length) if n is not None]
@@ -306,6 +351,8 @@ class Episode:
         if builder.invalid_calls_in_a_row == self.options.max_invalid_calls:
             return StopReason.INVALID_CALLS
         renderer = builder.renderer or self._renderer
+        if result.role == "user":
+            renderer = user_renderer(renderer)
         parts, images, limit = (
             renderer.parts(result.observation),
             builder.take_images(result),

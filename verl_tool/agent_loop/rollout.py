@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from verl_tool.agent_loop.episode import Episode
+from verl_tool.agent_loop.prompt.opened_prompt import OpenPrompt
 from verl_tool.agent_loop.trajectory import Trajectory
-from verl_tool.verification import Verification
+from verl_tool.verification import AnyVerification
 
 Result = TypeVar("Result")
 
@@ -25,8 +26,9 @@ class RolloutStart:
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     use_tool: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
-    verification: Verification | None = None
+    verification: AnyVerification | None = None
     task_prompt: Callable[[str], Sequence[int]] | None = None
+    open_prompt: OpenPrompt | None = None
 
 
 async def rollout(episode: Episode, starts: Sequence[RolloutStart], title: str = "rollout") -> list[Trajectory]:
@@ -48,6 +50,7 @@ async def rollout(episode: Episode, starts: Sequence[RolloutStart], title: str =
                 extra=start.extra,
                 verification=start.verification,
                 task_prompt=start.task_prompt,
+                open_prompt=start.open_prompt,
             )
             progress.advance(bar)
             return trajectory

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError
-from verl_tool.protocol import FILES_FIELD, TOOLS_FIELD
+from verl_tool.protocol import ENVIRONMENT_FIELD, FILES_FIELD, TOOLS_FIELD
 
 MEDIA_COLUMNS = ("images", "videos", "audios", "image", "video", "audio", "multi_modal_data")
 """Columns of verl's rows, and fields of messages, with content other than text."""
@@ -31,8 +32,8 @@ def uses_tools(value: object, where: str) -> bool:
     raise ConfigError(f"{where}: use_tool is {value!r}; write true or false, or leave the column out (true)")
 
 
-def row_max_turns(value: object, where: str) -> int | None:
-    """Read the column ``max_turns`` of a row, the limit of its trajectories. Returns None if it is missing (None, NaN).
+def row_turns(value: object, where: str, column: str = "max_turns") -> int | None:
+    """Read the column ``max_turns`` or ``min_turns`` of a row. Returns None if it is missing (None, NaN).
 
     Raises ConfigError if the value is not a whole number from 0. `where` names the row in the message.
     """
@@ -40,7 +41,7 @@ def row_max_turns(value: object, where: str) -> int | None:
         return None
     plain = value.item() if hasattr(value, "item") else value
     if isinstance(plain, bool) or not isinstance(plain, int | float) or plain < 0 or plain % 1 != 0:
-        raise ConfigError(f"{where}: max_turns is {value!r}; write a whole number from 0, or leave the column out")
+        raise ConfigError(f"{where}: {column} is {value!r}; write a whole number from 0, or leave the column out")
     return int(plain)
 
 
@@ -65,10 +66,12 @@ def build_call_extra(
 ) -> dict[str, Any]:
     """Return the extra data that a row's trajectory sends with its calls: its ``tools_kwargs`` and the `listed` tools.
 
-    ``workspace_files`` are sent with the first call only. Raises ConfigError if they cannot be unpacked. `where` names
-    the row in the message.
+    ``workspace_files`` and ``environment`` are sent with the first call only. Raises ConfigError if files cannot be
+    unpacked, or the environment is no object (``{}`` or JSON of one). `where` names the row in the message.
     """
     extra = {name: value for name, value in (tools_kwargs or {}).items() if name != "tools"}
+    if (arguments := extra.pop(ENVIRONMENT_FIELD, None)) is not None:
+        extra[ENVIRONMENT_FIELD] = _read_object(arguments, f"{where}: tools_kwargs.{ENVIRONMENT_FIELD}")
     files = extra.pop(FILES_FIELD, None)
     if is_present(files):
         try:
@@ -77,6 +80,17 @@ def build_call_extra(
             raise ConfigError(f"{where}: tools_kwargs.{FILES_FIELD}: {error}") from None
         extra[FILES_FIELD] = files.tolist() if hasattr(files, "tolist") else files
     return extra if listed is None else {**extra, TOOLS_FIELD: list(listed)}
+
+
+def _read_object(value: object, where: str) -> dict[str, Any]:
+    """Read an object, which a row holds as such or as JSON: parquet gives all objects of a column the same keys."""
+    try:
+        content = json.loads(value) if isinstance(value, str) else value
+    except (json.JSONDecodeError, RecursionError):
+        content = None
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{where} is {value!r:.80}; write an object, or one as JSON")
+    return dict(content)
 
 
 def _names(group: object, name: str, where: str) -> tuple[str, ...] | None:

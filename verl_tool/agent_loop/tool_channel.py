@@ -19,12 +19,14 @@ from verl_tool.protocol import (
     IMAGES_FIELD,
     SENT_ONCE,
     TURNS_LEFT_FIELD,
+    VERDICT_FIELD,
     VERIFY_FIELD,
     Fault,
     FaultKind,
+    Opening,
     StepResult,
 )
-from verl_tool.verification import MARGIN_SECONDS, Verdict, Verification
+from verl_tool.verification import MARGIN_SECONDS, AnyVerification, EnvironmentVerification, Verdict, Verification
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +78,9 @@ class ToolChannel:
         if self._releases:
             await asyncio.wait(set(self._releases))
 
-    async def call(self, builder: TrajectoryBuilder, action: Action, turns_left: int, *, is_last: bool) -> StepResult:
+    async def call(
+        self, builder: TrajectoryBuilder, action: Action, turns_left: int, *, is_last: bool, opens: bool = False
+    ) -> StepResult:
         """Run one action and record the answer. Raises ToolFault if there is no answer."""
         started = now()
         builder.calling = True
@@ -84,7 +88,7 @@ class ToolChannel:
         builder.calling = False
         seconds = now() - started
         result = self._drop_unreadable_media(action, result)
-        builder.record(action, result, seconds)
+        builder.record(action, result, seconds, opens=opens)
         if result.fault is not None:
             fault = result.fault
             raise ToolFault(fault.kind, fault.message, fault.retryable, builder.trajectory_id)
@@ -121,26 +125,38 @@ class ToolChannel:
         )
         return _with_images(left) if self._reads_images else left
 
-    async def verify(self, builder: TrajectoryBuilder, verification: Verification) -> None:
-        """Run the verifier on the workspace and record its verdict. The model does not see any of it."""
+    async def begin(self, builder: TrajectoryBuilder, turns_left: int) -> Opening:
+        """Begin the trajectory in its environment. Raises ToolFault if it cannot, which is no fault of the policy."""
+        opening = (await self.call(builder, Action(), turns_left, is_last=False, opens=True)).opening
+        if opening is None:
+            message = "the tool server has no environments (its answer has no 'opening'); serve one, or update it"
+            raise ToolFault(FaultKind.MISCONFIGURED, message, False, builder.trajectory_id)
+        return opening
+
+    async def verify(self, builder: TrajectoryBuilder, verification: AnyVerification) -> None:
+        """Have the workspace or the environment judged and record the verdict. The model does not see any of it."""
         started = now()
         builder.calling = True  # the server keeps state for the verifier even if a call ended the trajectory
-        builder.extra[VERIFY_FIELD] = verification.model_dump(mode="json")
-        result = await self._send(builder, "", 0, True)
+        text = "" if isinstance(verification, Verification) else builder.unsent_text
+        field = VERIFY_FIELD if isinstance(verification, Verification) else VERDICT_FIELD
+        builder.extra[field] = verification.model_dump(mode="json")
+        result = await self._send(builder, text, 0, True)
         builder.verdict = Verdict(
             result.reward if result.fault is None else None,
             result.observation,
             dict(result.metrics or {}),
             result.fault,
             now() - started,
+            by_environment=isinstance(verification, EnvironmentVerification),
         )
 
-    def reject_verification(self, verification: Verification, uses_tools: bool) -> None:
+    def reject_verification(self, verification: AnyVerification, uses_tools: bool) -> None:
         """Raise ConfigError if the verifier cannot be run."""
         if not uses_tools:
-            raise ConfigError(
-                "this row is verified in a workspace, and uses no tools; set use_tool=True and enable_agent"
-            )
+            where = "in a workspace" if isinstance(verification, Verification) else "by an environment"
+            raise ConfigError(f"this row is verified {where}, and uses no tools; set use_tool=True and enable_agent")
+        if not isinstance(verification, Verification):
+            return
         minimum = verification.timeout_seconds + MARGIN_SECONDS
         if self._options.tool_call_timeout < minimum:
             raise ConfigError(

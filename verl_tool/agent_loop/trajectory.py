@@ -209,6 +209,8 @@ class CallRecord:
     local: bool = False
     """Whether the loop answered the call itself (``delegate``). `seconds` is then 0: the sub-agent's time is in the
     timings."""
+    opens: bool = False
+    """Whether the loop began the trajectory in an environment with it. The model did not write it."""
     over_mcp: bool = False
     """Whether an agent behind the gateway called the tool over MCP. The call then belongs to no turn of the model."""
 
@@ -247,7 +249,7 @@ class Trajectory:
     """Whether the option `mask_observations` was False."""
     prompt_truncated: bool = False
     verdict: Verdict | None = None
-    """The verifier's verdict on the workspace; None without a verifier, or after a fault or an abort."""
+    """What the verifier or the environment judged; None without one, or after a fault or an abort."""
     reward: float | None = None
     """The reward from the reward manager, once it is known."""
     timings: Timings = Timings()
@@ -313,9 +315,10 @@ class Trajectory:
 
     @property
     def turn_calls(self) -> tuple[CallRecord, ...]:
-        """The main agent's calls, without that of `call_tool_first` and those over MCP. The k-th call ended the k-th
-        turn."""
-        turns, calls = self.num_turns, tuple(call for call in self.calls if not (call.agent or call.over_mcp))
+        """The main agent's calls, without those that the loop made before the model's first turn and those over MCP.
+        The k-th call ended the k-th turn."""
+        turns = self.num_turns
+        calls = tuple(call for call in self.calls if not (call.agent or call.over_mcp or call.opens))
         first_request = bool(calls) and not calls[0].action
         in_prompt = any(segment.author is not Author.PROMPT for segment in self.segments[: self.prompt_segments])
         called_first = first_request and (in_prompt or len(calls) > turns)

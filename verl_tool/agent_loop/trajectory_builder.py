@@ -53,6 +53,11 @@ class TrajectoryBuilder:
     """Renders observations. Defaults to the Episode's renderer."""
     task_prompt: Callable[[str], Sequence[int]] | None = None
     """Renders the prompt of a sub-agent. By default the task becomes a user message."""
+    min_turns: int = 0
+    every_turn: bool = False
+    """Whether a turn without a call is sent to the trajectory's environment."""
+    unsent_text: str = ""
+    """The model's last turn, if it was not sent to the tools."""
     agent: int = 0
     """The agent that is running, as in `Segment.agent`."""
     depth: int = 0
@@ -195,6 +200,7 @@ class TrajectoryBuilder:
             max_turns=max_turns,
             segments=[prompt],
             prompt_segments=1,
+            every_turn=False,
             agent=self.num_subagents + 1,
             depth=self.depth + 1,
             summary_due=False,
@@ -237,9 +243,11 @@ class TrajectoryBuilder:
     def _record_visible_images(self, segments: list[Segment], truncated: bool) -> None:
         self.calls[-1] = replace(self.calls[-1], visible_tokens=tool_tokens(segments), truncated=truncated)
 
-    def record(self, action: Action, result: StepResult, seconds: float, *, local: bool = False) -> None:
-        """Record an action and its answer, which is the loop's own if `local`. A valid action in which no format finds
-        a call used the tag of a tool."""
+    def record(
+        self, action: Action, result: StepResult, seconds: float, *, local: bool = False, opens: bool = False
+    ) -> None:
+        """Record an action and its answer, which is the loop's own if `local`, and with `opens` an environment's
+        opening. A valid action in which no format finds a call used the tag of a tool."""
         valid = result.valid and result.fault is None
         calls = parsed_calls(action.sent_calls if valid else action.calls)
         self.calls.append(
@@ -258,6 +266,7 @@ class TrajectoryBuilder:
                 calls=calls,
                 agent=self.agent,
                 local=local,
+                opens=opens,
             )
         )
 
@@ -295,13 +304,13 @@ class TrajectoryBuilder:
     def _is_policy_induced(self) -> bool:
         """Whether the model's call may have caused the fault. If such faults were excluded, a policy could learn to
         cause them."""
-        fault = self.calls[-1].fault if self.calls else None
-        return fault is not None and fault.kind.provokable
+        last = self.calls[-1] if self.calls else None
+        return last is not None and not last.opens and last.fault is not None and last.fault.kind.provokable
 
     def _is_void(self, options: EpisodeOptions) -> bool:
         written = "".join(s.text for s in self.segments if s.is_turn)
         answered = any(marker in written for marker in options.answer_markers)
-        return not answered and not any(call.valid for call in self.calls)
+        return not answered and not any(call.valid and not call.opens for call in self.calls)
 
 
 def cut_segments(segments: list[Segment], limit: int, side: Side, tokenizer: Tokenizer) -> list[Segment]:

@@ -16,7 +16,7 @@ from verl_tool.agent_loop.row import (
     MEDIA_COLUMNS,
     REWARD_COLUMNS,
     reject_media,
-    row_max_turns,
+    row_turns,
     text_messages,
     uses_tools,
 )
@@ -106,20 +106,21 @@ def check_rows(
     no_images: str | None = "the loop carries text only",
 ) -> None:
     """Raises ConfigError that names the first row with content in one of `media_columns` or other media in its prompt,
-    with a ``use_tool`` that is no truth value, or with a ``max_turns`` that is no number of turns.
+    with a ``use_tool`` that is no truth value, or with ``max_turns`` or ``min_turns`` that are no number of turns.
 
     `no_images`: why images in the prompt are refused; None: they are not.
 
     Of a parquet file only columns are read that could hold such. A ``.json`` file holds a list of rows or a row a line.
     A file of another kind is left to the loop, which refuses a row when its turn comes.
     """
-    requested = (prompt_key, "use_tool", "max_turns", *media_columns)
+    requested = (prompt_key, "use_tool", "max_turns", "min_turns", *media_columns)
     rows = _rows_with_content(file, requested, prompt_key) if file.is_parquet else file.rows()
     for i, row in enumerate(rows):
         where = f"row {i} of {file}"
         reject_media(row, where, media_columns, no_images or "")
         uses_tools(row.get("use_tool"), where)
-        row_max_turns(row.get("max_turns"), where)
+        for column in ("max_turns", "min_turns"):
+            row_turns(row.get(column), where, column)
         prompt = row.get(prompt_key)
         if prompt is not None:
             (text_messages if no_images else without_images)(prompt, where)

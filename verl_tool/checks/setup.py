@@ -21,7 +21,7 @@ from verl_tool.errors import ConfigError
 from verl_tool.formats import HERMES, Format
 from verl_tool.formats.native import NATIVE
 from verl_tool.protocol import ToolDescription
-from verl_tool.verification import STYLE
+from verl_tool.verification import ENVIRONMENT_STYLE, STYLE
 
 QUESTION: tuple[Mapping[str, Any], ...] = ({"role": "user", "content": "What is the weather in Oslo tomorrow?"},)
 """The prompt where there are no data."""
@@ -70,9 +70,9 @@ class Row:
 
     @property
     def ground_truth(self) -> object:
-        """The gold answer; None if there is none, or a verifier in its place."""
+        """The gold answer; None if there is none, or another judge in its place."""
         graded_by = self.content.get("reward_model")
-        if not isinstance(graded_by, Mapping) or graded_by.get("style") == STYLE:
+        if not isinstance(graded_by, Mapping) or graded_by.get("style") in (STYLE, ENVIRONMENT_STYLE):
             return None
         return graded_by.get("ground_truth")
 

@@ -25,7 +25,7 @@ from verl_tool.gateway.program.workspace_verifier import WorkspaceCopy, Workspac
 from verl_tool.gateway.session import AgentSession, with_fault
 from verl_tool.protocol import WORKSPACE_IMAGE_FIELD
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
-from verl_tool.verification import Verification
+from verl_tool.verification import AnyVerification, EnvironmentVerification, Verification
 
 PROGRAM = "agent_program"
 """Of a record's ``extra``: how the program ended."""
@@ -53,12 +53,14 @@ class AgentTask:
         cls,
         messages: Sequence[Mapping[str, Any]],
         files: Any,
-        verification: Verification | None,
+        verification: AnyVerification | None,
         where: str,
         image: Any = None,
     ) -> AgentTask:
         """files: as `build_call_extra` gives them. image: ``workspace_image`` of its ``tools_kwargs``. Raises
-        ConfigError for a row without text, or with an image that is no name."""
+        ConfigError for a row without text, with an image that is no name, or with an environment."""
+        if isinstance(verification, EnvironmentVerification):
+            raise ConfigError(f"{where}: a program cannot play in an environment; take the agent loop, or leave it out")
         texts = text_messages(messages, where)
         unpacked = unpack(files) if is_present(files) else {}
         if image is not None and not (isinstance(image, str) and image):

@@ -25,7 +25,7 @@ from verl_tool.gateway.gateway_app import Gateway, GatewayOptions
 from verl_tool.gateway.mcp_tools import GatewayTools
 from verl_tool.gateway.session import SessionModel
 from verl_tool.gateway.settings import GatewaySettings
-from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD
+from verl_tool.protocol import ENVIRONMENT_FIELD, FILES_FIELD, WORKSPACE_IMAGE_FIELD
 from verl_tool.verification import verification_of
 
 
@@ -79,7 +79,8 @@ class GatewayAgentLoop(VerlToolAgentLoop):
         where = f"row {'?' if index is None else index} of the data"
         listed = listed_tools(tools_kwargs, row.get("extra_info"), where)
         extra = build_call_extra(tools_kwargs, listed, where)
-        verification, image = verification_of(row.get("reward_model"), where), extra.pop(WORKSPACE_IMAGE_FIELD, None)
+        begins, image = ENVIRONMENT_FIELD in extra, extra.pop(WORKSPACE_IMAGE_FIELD, None)
+        verification = verification_of(row.get("reward_model"), where, in_environment=begins)
         task = AgentTask.of_row(raw_prompt, extra.get(FILES_FIELD), verification, where, image)
         host = self._host()
         await host.agents.start()

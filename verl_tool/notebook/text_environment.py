@@ -24,6 +24,7 @@ from verl_tool.agent_loop.function_tools import FunctionTools, by_name
 from verl_tool.agent_loop.generators.base import Generator
 from verl_tool.agent_loop.generators.qwen_images import QwenImages
 from verl_tool.agent_loop.options import EpisodeOptions, ToolPrompt, ToolSchemas
+from verl_tool.agent_loop.prompt.opened_prompt import PromptOpener
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.prompt.subagents import DELEGATE
 from verl_tool.agent_loop.rollout import RolloutStart, rollout
@@ -36,8 +37,14 @@ from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.formats import Format, Tag, claim, format_by_name
 from verl_tool.formats.tags import OwnTagFormat
 from verl_tool.notebook.text_history import TextHistory
-from verl_tool.protocol import FILES_FIELD, ToolDescription
-from verl_tool.verification import MARGIN_SECONDS, Verification, read_verification
+from verl_tool.protocol import ENVIRONMENT_FIELD, FILES_FIELD, ToolDescription
+from verl_tool.verification import (
+    MARGIN_SECONDS,
+    AnyVerification,
+    EnvironmentVerification,
+    Verification,
+    read_verification,
+)
 
 _Result = TypeVar("_Result")
 RewardFunction = Callable[..., Sequence[Any]]
@@ -52,7 +59,7 @@ class _Task:
     text: str
     extra: Mapping[str, Any]
     """Sent to the tools."""
-    verification: Verification | None
+    verification: AnyVerification | None
 
 
 class TextEnvironment:
@@ -160,6 +167,7 @@ class TextEnvironment:
         queries: Sequence[str] | None = None,
         files: Sequence[Any] | None = None,
         verifications: Sequence[Any] | None = None,
+        environments: Sequence[Mapping[str, Any]] | None = None,
         **rewards_kwargs: Any,
     ) -> tuple[list[Any], list[Any], list[Any], list[Any], list[TextHistory]]:
         """Queries, responses, masks, rewards and histories, one a task, in order.
@@ -173,10 +181,14 @@ class TextEnvironment:
         in place of `reward_fn`, as a `Verification`, its JSON or a mapping, or None: the reward is 0. Both need a tool
         server with a workspace.
 
+        `environments`, one a task: the arguments of the environment in which it begins, as a row's
+        ``tools_kwargs.environment``; ``{}`` if there are none. It shows its own first messages behind the task, which
+        may be empty, and gives the reward. Needs `chat` and the URL of a tool server that serves one.
+
         Raises ConfigError if tasks are no texts, files or a verification cannot be read or have no workspace, or if a
         tool answers with an image and there is no `image_processor`.
         """
-        requested = self._request(_texts(_only_one(tasks=tasks, queries=queries)), files, verifications)
+        requested = self._request(_texts(_only_one(tasks=tasks, queries=queries)), files, verifications, environments)
         trajectories = [_graded(trajectory) for trajectory in _run(self._trajectories(requested))]
         histories = [TextHistory(trajectory, trajectory.reward or 0.0) for trajectory in trajectories]
         if self.reward_fn is not None:
@@ -199,8 +211,14 @@ class TextEnvironment:
             return await client.tools()
 
     def _request(
-        self, texts: Sequence[str], files: Sequence[Any] | None, verifications: Sequence[Any] | None
+        self,
+        texts: Sequence[str],
+        files: Sequence[Any] | None,
+        verifications: Sequence[Any] | None,
+        environments: Sequence[Mapping[str, Any]] | None,
     ) -> list[_Task]:
+        if environments is not None:
+            return self._in_environments(texts, environments, exclusive=[files, verifications, self.reward_fn])
         if not isinstance(self._tools, str) and (files is not None or verifications is not None):
             raise ConfigError(
                 "files and verifications need a workspace, and functions have none; give as `tools` the URL of a tool "
@@ -218,11 +236,25 @@ class TextEnvironment:
             requested.append(_Task(text, extra, verification))
         return requested
 
+    def _in_environments(
+        self, texts: Sequence[str], environments: Sequence[Mapping[str, Any]], exclusive: Sequence[object]
+    ) -> list[_Task]:
+        if not isinstance(self._tools, str) or not self._options.enable_mtrl:
+            raise ConfigError("environments need chat=True, and as `tools` the URL of a tool server that serves one")
+        if any(each is not None for each in exclusive):
+            raise ConfigError("an environment gives the reward; leave out files, verifications and reward_fn")
+        tasks = zip(texts, _one_each("environments", environments, texts), strict=True)
+        return [
+            _Task(text, build_call_extra({ENVIRONMENT_FIELD: arguments}, None, f"task {i}"), EnvironmentVerification())
+            for i, (text, arguments) in enumerate(tasks)
+        ]
+
     async def _trajectories(self, tasks: Sequence[_Task]) -> list[Trajectory]:
         if not isinstance(self._tools, str):
             return await self._rollout(self._tools, tasks, self._options)
-        verifiers = [task.verification.timeout_seconds + MARGIN_SECONDS for task in tasks if task.verification]
-        seconds = max([self._options.tool_call_timeout, *verifiers])
+        verifiers = [task.verification for task in tasks if isinstance(task.verification, Verification)]
+        needed = [verifier.timeout_seconds + MARGIN_SECONDS for verifier in verifiers]
+        seconds = max([self._options.tool_call_timeout, *needed])
         options = self._options.model_copy(update={"tool_call_timeout": seconds})
         async with ToolClient(self._tools, timeout=seconds) as client:
             return await self._rollout(client, tasks, options)
@@ -233,16 +265,24 @@ class TextEnvironment:
         if self._options.describes_tools:
             description = await (tools.tools() if isinstance(tools, ToolClient) else self._descriptions())
         prompts = PromptRenderer(self._tokenizer, self._options, description, self._formats)
-        starts = [
-            RolloutStart(
-                self._prompt_ids(task.text, prompts),
-                sampling_params=params,
-                extra=task.extra,
-                verification=task.verification,
-                task_prompt=functools.partial(self._prompt_ids, prompts=prompts),
+        opener = PromptOpener(prompts, lambda listed: self._formats)
+        starts = []
+        for task in tasks:
+            open_prompt = None
+            if ENVIRONMENT_FIELD in task.extra:
+                prompt_ids, open_prompt = opener.of(self._messages(task.text), None, f"task {task.text!r:.80}")
+            else:
+                prompt_ids = self._prompt_ids(task.text, prompts)
+            starts.append(
+                RolloutStart(
+                    prompt_ids,
+                    sampling_params=params,
+                    extra=task.extra,
+                    verification=task.verification,
+                    task_prompt=functools.partial(self._prompt_ids, prompts=prompts),
+                    open_prompt=open_prompt,
+                )
             )
-            for task in tasks
-        ]
         episode = Episode(
             *(self._generator(), tools, self._tokenizer, options),
             renderer=prompts.observations(),
@@ -253,11 +293,14 @@ class TextEnvironment:
 
     def _prompt_ids(self, task: str, prompts: PromptRenderer) -> list[int]:
         if self._options.enable_mtrl:
-            system = [{"role": "system", "content": self.prompt}] if self.prompt else []
-            return prompts.ids([*system, {"role": "user", "content": task}], None, f"task {task!r:.80}")
+            return prompts.ids(self._messages(task), None, f"task {task!r:.80}")
         # As in TRL, a query is encoded with the tokenizer's start token, if it has one.
         ids: list[int] = self.tokenizer.encode(self.prompt + task, add_special_tokens=True)
         return ids
+
+    def _messages(self, task: str) -> list[dict[str, Any]]:
+        system = [{"role": "system", "content": self.prompt}] if self.prompt else []
+        return [*system, {"role": "user", "content": task}] if task else system
 
     def _generator(self) -> Generator:
         if self._is_generator:

@@ -166,6 +166,40 @@ async def test_terminal_gives_no_reward_where_nothing_was_verified(left: dict[st
     assert why in result["reward_extra_info"]["reward_fault"]
 
 
+def judged(reward: float | None, **more: Any) -> Verdict:
+    return Verdict(reward, numbers={"env_steps": 3.0, "env_invalid_steps": 1.0}, by_environment=True, **more)
+
+
+@pytest.mark.parametrize(
+    ("left", "options", "score", "acc"),
+    [
+        ({"verdict": judged(1.0)}, {}, 1.0, 1.0),
+        ({"verdict": judged(-2.5)}, {"scale": 2.0}, -5.0, 0.0),
+        ({"verdict": judged(12.0)}, {"right_from": 20.0}, 12.0, 0.0),
+        ({"verdict": judged(1.0)}, {"rewards": "steps"}, 0.0, 0.0),
+        ({"verdict": judged(None, fault=fault(FaultKind.TOOL_CRASHED))}, {"fault_reward": -1.0}, -1.0, 0.0),
+        ({"fault": fault(FaultKind.TIMEOUT), "stop": StopReason.FAULT}, {"fault_reward": -1.0}, -1.0, 0.0),
+    ],
+)
+async def test_environment(left: dict[str, Any], options: dict[str, Any], score: float, acc: float) -> None:
+    sample = data(trajectory(("model", "Reward: 1.0"), **left), "gold")
+    result = await manager("environment", **options).run_single(sample)
+    info = result["reward_extra_info"]
+    assert (result["reward_score"], info["acc"], info["reward_fault"]) == (score, acc, "")
+
+
+@pytest.mark.parametrize(
+    ("left", "why"),
+    [
+        ({}, "no environment judged the trajectory"),
+        ({"verdict": judged(None, fault=fault(FaultKind.STATE_LOST))}, "gave no verdict: state_lost: because"),
+    ],
+)
+async def test_environment_gives_no_reward_without_a_verdict(left: dict[str, Any], why: str) -> None:
+    result = await manager("environment").run_single(data(trajectory(("model", "done"), **left), "gold"))
+    assert why in result["reward_extra_info"]["reward_fault"]
+
+
 async def test_terminal_may_take_less_than_all_for_right() -> None:
     of = trajectory(("model", "done"), verdict=Verdict(0.75))
     result = await manager("terminal", right_from=0.7).run_single(data(of, "gold"))

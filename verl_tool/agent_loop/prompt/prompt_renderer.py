@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 Messages = Sequence[Mapping[str, Any]]
 _SYSTEM_ROLES = ("system", "developer")
+_MAX_RENDERERS = 256
+"""How many sets of environments' tools keep what was computed for them."""
 _QUESTION = ({"role": "user", "content": "?"},)
 """A conversation that is rendered with and without tools to see what a template does with them."""
 
@@ -52,7 +54,9 @@ class PromptRenderer:
         the loop's.
         """
         self._tokenizer, self._options = tokenizer, options
-        self.tools = tuple(tools)
+        self.tools = tuple(tool for tool in tools if not tool.environment)
+        self._requested_formats = formats
+        self._with_tools: dict[str, PromptRenderer] = {}
         self._formats = loop_formats(options.formats, tools) if formats is None else tuple(formats)
         self._preferred = HERMES if formats is None and options.formats is None else self._formats[0]
         self._presentations: dict[tuple[str, ...], _ToolPresentation] = {}
@@ -63,6 +67,25 @@ class PromptRenderer:
             raise ConfigError("subagents=True adds the tool 'delegate', and the tool server has one of that name")
         if not isinstance(options.tool_schemas, str) and options.enable_agent:
             self.check_names(options.tool_schemas, "tool_schemas")
+
+    def with_tools(self, tools: Sequence[ToolDescription]) -> PromptRenderer:
+        """Return the renderer of prompts that describe `tools`, an environment's, in addition to the server's.
+
+        Raises ConfigError if one has the name of another tool.
+        """
+        key = "\n".join(tool.model_dump_json() for tool in tools)
+        if key not in self._with_tools:
+            for name in (tool.name for tool in tools):
+                if sum(tool.name == name for tool in (*self.tools, *self._own, *tools)) > 1:
+                    raise ConfigError(f"the environment has a tool {name!r}, and there is another one of that name")
+            if len(self._with_tools) >= _MAX_RENDERERS:  # rows may each have tools of their own
+                self._with_tools.pop(next(iter(self._with_tools)))
+            options, described = self._options, self._options.tool_schemas
+            if not isinstance(described, str):
+                options = options.model_copy(update={"tool_schemas": [*described, *(tool.name for tool in tools)]})
+            every = (*self.tools, *tools)
+            self._with_tools[key] = PromptRenderer(self._tokenizer, options, every, self._requested_formats)
+        return self._with_tools[key]
 
     def check_names(self, names: Sequence[str], where: str) -> None:
         """Raise ConfigError if one of `names`, which were set at `where`, is not a tool of the server."""

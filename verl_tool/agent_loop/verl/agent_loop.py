@@ -33,6 +33,7 @@ from verl_tool.agent_loop.generators.seeds import seed_of
 from verl_tool.agent_loop.generators.single_engine import direct_client
 from verl_tool.agent_loop.generators.verl_generator import EngineUse, VerlGenerator
 from verl_tool.agent_loop.prompt.conversation import IMAGES_COLUMN, OTHER_MEDIA, Conversation, read_conversation
+from verl_tool.agent_loop.prompt.opened_prompt import PromptOpener
 from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.rendering.images import ImagePlacer
 from verl_tool.agent_loop.row import (
@@ -41,7 +42,7 @@ from verl_tool.agent_loop.row import (
     is_present,
     listed_tools,
     reject_media,
-    row_max_turns,
+    row_turns,
     uses_tools,
 )
 from verl_tool.agent_loop.tokenizer import HFTokenizer
@@ -69,7 +70,7 @@ from verl_tool.errors import ConfigError, ContentError, VerlToolError
 from verl_tool.formats import ALL_FORMATS, Format
 from verl_tool.platforms.vision.packed_images import PACKED, pack
 from verl_tool.platforms.vision.sent_images import send
-from verl_tool.protocol import Fault, FaultKind
+from verl_tool.protocol import ENVIRONMENT_FIELD, Fault, FaultKind
 from verl_tool.verification import verification_of
 
 
@@ -154,6 +155,7 @@ class _Worker:
         if rollout.get("enable_rollout_routing_replay", False):
             self.routes = ExpertRoutes.of_model(folder, trust_remote_code=trusted)
         self.formats = LoopFormats(self.options.formats, tools)
+        self.opener = PromptOpener(self.prompts, self.formats.of)
         self.tools = self._tools()
         self.episode = Episode(
             *(self.generator, self.tools, self.tokenizer, self.options),
@@ -221,6 +223,7 @@ class VerlToolAgentLoop(AgentLoopBase):
         use_tool: bool | None = True,
         tools_kwargs: Mapping[str, Any] | None = None,
         max_turns: int | None = None,
+        min_turns: int | None = None,
         priority: int = 0,
         global_steps: int = 0,
         index: int | None = None,
@@ -228,11 +231,11 @@ class VerlToolAgentLoop(AgentLoopBase):
     ) -> AgentLoopOutput | list[AgentLoopOutput]:
         """Run one trajectory. Several outputs are its training rows, the last of which carries record and reward.
 
-        Of the row's columns, `use_tool=False` answers it in one turn without tools, `max_turns` is its own limit, and
-        `tools_kwargs` is all that the tools are sent of it before the trajectory's end. The gold answer is among the
-        rest; if that is a verifier, it is sent then. Raises ConfigError for a row with images that the model does not
-        read, for one whose images, files or verifier cannot be read, and for one that what it is told of tools makes
-        too long.
+        Of the row's columns, `use_tool=False` answers it in one turn without tools, `max_turns` and `min_turns` are its
+        own limits, and `tools_kwargs` is all that the tools are sent of it before the trajectory's end. The gold answer
+        is among the rest; if a verifier or an environment judges by it, it is sent then. Raises ConfigError for a row
+        with images that the model does not read, for one whose images, files, environment or verifier cannot be read,
+        and for one that what it is told of tools makes too long.
         """
         worker = self._worker
         if worker.step is not None:
@@ -244,9 +247,15 @@ class VerlToolAgentLoop(AgentLoopBase):
         conversation = await self._conversation(raw_prompt, row, where)
         listed = listed_tools(tools_kwargs, row.get("extra_info"), where)
         limits = worker.validation if row.get(VALIDATION) else worker.options
-        turns = row_max_turns(max_turns, where)
-        with_tools = uses_tools(use_tool, where) and listed != ()
-        prompt_ids = self._prompt_ids(conversation, listed if with_tools else (), where)
+        turns = row_turns(max_turns, where)
+        extra = build_call_extra(tools_kwargs, listed, where)
+        begins = ENVIRONMENT_FIELD in extra
+        with_tools = uses_tools(use_tool, where) and (listed != () or begins)
+        open_prompt = None
+        if begins and with_tools:
+            prompt_ids, open_prompt = worker.opener.of(conversation.messages, listed, where)
+        else:
+            prompt_ids = self._prompt_ids(conversation, listed if with_tools else (), where)
         formats = worker.formats.of(listed)
         renderer = worker.prompts.observations(listed) if with_tools else None
         trajectory_id = os.urandom(16).hex()
@@ -258,13 +267,15 @@ class VerlToolAgentLoop(AgentLoopBase):
                 sampling_params=sampling_params,
                 trajectory_id=trajectory_id,
                 use_tool=with_tools,
-                extra=build_call_extra(tools_kwargs, listed, where),
+                extra=extra,
                 max_turns=limits.max_turns if turns is None else turns,
                 max_response_length=limits.max_response_length,
                 formats=formats,
                 renderer=renderer,
-                verification=verification_of(row.get("reward_model"), where),
+                verification=verification_of(row.get("reward_model"), where, in_environment=begins),
                 task_prompt=functools.partial(worker.prompts.task_ids, conversation.messages, listed),
+                open_prompt=open_prompt,
+                min_turns=row_turns(min_turns, where, "min_turns"),
             )
         except ContentError as error:
             trajectory = self._misplaced(trajectory_id, prompt_ids, f"{where}: {error}")

@@ -15,8 +15,8 @@ from typing import Any
 from verl_tool.platforms.patch import verl_patch
 
 NAMES = (
-    *("acecoder", "by_source", "calculator", "deepsearch", "gsm8k", "mathcoder", "mt_torl", "pixel_reasoner"),
-    *("reasoning_gym", "search_f1", "search_r1_qa_em", "simple_tir", "sqlcoder", "terminal", "torl"),
+    *("acecoder", "by_source", "calculator", "deepsearch", "environment", "gsm8k", "mathcoder", "mt_torl"),
+    *("pixel_reasoner", "reasoning_gym", "search_f1", "search_r1_qa_em", "simple_tir", "sqlcoder", "terminal", "torl"),
 )
 """Files of this folder. Each registers its manager under the file's name."""
 

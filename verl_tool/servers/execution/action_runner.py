@@ -17,12 +17,14 @@ from verl_tool.http.metrics import NO_TOOL, ToolMetrics
 from verl_tool.protocol import (
     AUDIOS_FIELD,
     DIRECT_FIELD,
+    ENVIRONMENT_FIELD,
     FILES_FIELD,
     FORMATS_FIELD,
     IMAGES_FIELD,
     KEEP_FIELD,
     TOOL_FIELD,
     TOOLS_FIELD,
+    VERDICT_FIELD,
     VERIFY_FIELD,
     WORKSPACE_IMAGE_FIELD,
     FaultKind,
@@ -30,7 +32,7 @@ from verl_tool.protocol import (
     StepResult,
 )
 from verl_tool.servers.execution.admission import Admission
-from verl_tool.servers.execution.calls import CallFinder, MatchedCall
+from verl_tool.servers.execution.calls import CallFinder, MatchedCall, claim_turn
 from verl_tool.servers.execution.current_trajectory import running_for
 from verl_tool.servers.execution.live_states import LiveStates
 from verl_tool.servers.execution.observation import (
@@ -45,7 +47,7 @@ from verl_tool.servers.execution.trajectory_table import ServedTrajectory
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
 from verl_tool.util.deadline import Deadline
 from verl_tool.util.json_text import excerpt
-from verl_tool.verification import read_verification
+from verl_tool.verification import read_environment_verification, read_verification
 
 log = logging.getLogger(__name__)
 
@@ -195,12 +197,17 @@ class ActionRunner:
             _check_not_ended(trajectory)
             if VERIFY_FIELD in request.extra:
                 return await self._verify(trajectory, request, admission, deadline)
+            if VERDICT_FIELD in request.extra:
+                return await self._judge(trajectory, request, admission)
             for name in (FILES_FIELD, WORKSPACE_IMAGE_FIELD):
                 if name in request.extra:
                     await self._open(self._tool_with_workspace(name), trajectory, request, admission, deadline)
             for kind, tool in self._tools_by_kind:
                 if _FIELDS[kind] in request.extra:
                     await self._open(tool, trajectory, request, admission, deadline)
+            if ENVIRONMENT_FIELD in request.extra:
+                return await self._begin(trajectory, request, admission, deadline)
+            environment = self._environment_of(trajectory)
             requested, formats = self._requested_tools(request), self._requested_formats(request)
             if len(request.action) > MAX_ACTION_CHARACTERS:
                 self._metrics.not_understood()
@@ -210,6 +217,9 @@ class ActionRunner:
                 matched, unknown = self._finder.direct(request.action, requested)
             else:
                 matched, unknown = await self._finder.find_async(request.action, requested, formats)
+            if environment is not None and request.extra.get(DIRECT_FIELD) is not True:
+                opening = environment.opening(trajectory.states[environment.name])
+                matched = claim_turn(environment, opening, request.action, matched, unknown)
             # Rejecting a call costs as much as running one, and an action may contain tens of thousands.
             matched = matched[: MAX_CALLS + 1]
             if matched:
@@ -221,7 +231,8 @@ class ActionRunner:
             else:
                 self._metrics.not_understood()
                 tools = self._tools if requested is None else requested
-                result = not_understood(request, tools, unknown, self._done_if_invalid, formats)
+                described = () if environment is None else opening.tools
+                result = not_understood(request, tools, unknown, self._done_if_invalid, formats, described)
             if result.done and request.extra.get(KEEP_FIELD) is not True:
                 trajectory.over = True
                 await self.free(trajectory)
@@ -258,6 +269,61 @@ class ActionRunner:
             except SandboxError as error:
                 raise ToolCallFault(tool, FaultKind.SANDBOX, str(error), retryable=False) from error
         return StepResult(trajectory.id, verdict.told, reward=verdict.reward, metrics=verdict.numbers or None)
+
+    async def _begin(
+        self, trajectory: ServedTrajectory, request: StepRequest, admission: Admission | None, deadline: float
+    ) -> StepResult:
+        """Begin the trajectory in the environment that the request names, and return its opening."""
+        tool = self._requested_environment(request)
+        async with admission.place(tool.name) if admission else nullcontext():
+            try:
+                opening = tool.opening((await self._context(tool, trajectory, request, deadline)).state)
+            except Exception as error:
+                raise _as_fault(tool, trajectory, error) from error
+        text = "\n\n".join(str(message.get("content") or "") for message in opening.messages)
+        return StepResult(trajectory.id, text, opening=opening)
+
+    async def _judge(
+        self, trajectory: ServedTrajectory, request: StepRequest, admission: Admission | None
+    ) -> StepResult:
+        """Return the verdict of the trajectory's environment."""
+        tool = self._environment_of(trajectory)
+        if tool is None:
+            message = f"{VERDICT_FIELD} needs a trajectory that began with {ENVIRONMENT_FIELD}"
+            raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
+        try:
+            verification = read_environment_verification(request.extra[VERDICT_FIELD], VERDICT_FIELD)
+        except ConfigError as error:
+            raise ToolFault(FaultKind.BAD_REQUEST, str(error), retryable=False) from None
+        async with admission.place(tool.name) if admission else nullcontext():
+            try:
+                verdict = await tool.judge(trajectory.states[tool.name], request.action, verification)
+            except Exception as error:
+                raise _as_fault(tool, trajectory, error) from error
+        return StepResult(
+            trajectory.id, verdict.told, reward=verdict.reward, metrics=verdict.numbers or None, fault=verdict.fault
+        )
+
+    def _environment_of(self, trajectory: ServedTrajectory) -> Tool | None:
+        """Return the environment in which the trajectory began."""
+        return next((self._by_name[name] for name in trajectory.states if self._by_name[name].is_environment), None)
+
+    def _requested_environment(self, request: StepRequest) -> Tool:
+        """Return the environment that a request names, or the only one. Raises ToolFault if it names none of them."""
+        served = {tool.name: tool for tool in self._tools if tool.is_environment}
+        arguments = request.extra[ENVIRONMENT_FIELD]
+        if not isinstance(arguments, dict):
+            message = f"{ENVIRONMENT_FIELD} is {excerpt(arguments)}; send an object, {{}} if there is nothing to say"
+            raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
+        name = arguments.get("name")
+        tool = served.get(name) if isinstance(name, str) else None
+        if name is None and len(served) == 1:
+            tool = next(iter(served.values()))
+        if tool is None:
+            known = ", ".join(served) or "none; serve one, such as --tool_type openenv"
+            message = f"{ENVIRONMENT_FIELD}.name is {excerpt(name)}; environments of this server: {known}"
+            raise ToolFault(FaultKind.MISCONFIGURED, message, retryable=False)
+        return tool
 
     def _tool_with_workspace(self, field: str) -> Tool:
         """Return the first tool with a workspace.

@@ -12,6 +12,7 @@ from verl_tool.formats import Call, Format
 from verl_tool.formats.direct import DIRECT
 from verl_tool.formats.find import without_overlap
 from verl_tool.formats.load import specs_of
+from verl_tool.protocol import Opening
 from verl_tool.servers.tools.base import Tool
 
 IN_THREAD_CHARACTERS = 4 << 10
@@ -105,6 +106,22 @@ class CallFinder:
             matched.sort(key=lambda match: (match.call.start, self._rank[id(match.tool)]))
             matched = without_overlap(matched, lambda match: match.call)
         return _joined(matched), unknown
+
+
+def claim_turn(
+    environment: Tool, opening: Opening, action: str, matched: Sequence[MatchedCall], unknown: Sequence[Call]
+) -> list[MatchedCall]:
+    """Return `matched` with the calls of the environment's own tools among the `unknown` ones. A turn without a call is
+    one call of the environment if it takes every turn."""
+    names = {tool.name for tool in opening.tools}
+    own = [MatchedCall(environment, call) for call in unknown if call.name in names]
+    calls = [*matched, *own]
+    if len(calls) > 1:
+        calls = without_overlap(sorted(calls, key=lambda match: match.call.start), lambda match: match.call)
+    broken = bool(names) and any(call.error is not None for call in unknown)
+    if calls or broken or not opening.every_turn:
+        return calls
+    return [MatchedCall(environment, Call(environment.name, action, 0, len(action), DIRECT))]
 
 
 def is_among(fmt: Format, formats: Collection[str]) -> bool:

@@ -9,7 +9,7 @@ from verl_tool.content.parts import Part, TextPart, as_parts, parts_of, reject_t
 from verl_tool.formats import Call
 from verl_tool.formats.base import render_parts
 from verl_tool.formats.find import last_tag
-from verl_tool.protocol import StepRequest, StepResult
+from verl_tool.protocol import Role, StepRequest, StepResult, ToolDescription
 from verl_tool.servers.execution.calls import MatchedCall, is_among
 from verl_tool.servers.execution.clean_text import clean_text
 from verl_tool.servers.tools.base import Tool, ToolResult
@@ -49,6 +49,7 @@ def merge(trajectory_id: str, matched: Sequence[MatchedCall], results: Sequence[
         audio=audio,
         invalid_reason="; ".join(reasons) or None,
         metrics=metrics or None,
+        role=_role(results),
     )
 
 
@@ -65,7 +66,13 @@ def _alone(trajectory_id: str, call: Call, result: ToolResult) -> StepResult:
         result.audio,
         result.invalid_reason,
         result.metrics or None,
+        _role([result]),
     )
+
+
+def _role(results: Sequence[ToolResult]) -> Role | None:
+    """Return ``user`` if a user answered all calls."""
+    return "user" if all(result.role == "user" for result in results) else None
 
 
 def unrunnable(reason: str) -> ToolResult:
@@ -92,19 +99,21 @@ def not_understood(
     unknown: Sequence[Call],
     done: bool,
     formats: Collection[str] | None = None,
+    described: Sequence[ToolDescription] = (),
 ) -> StepResult:
-    """Return the answer to an action in which no tool found a call. `unknown` are calls of unknown tools, and `formats`
-    restricts the formats in which calls are found."""
+    """Return the answer to an action in which no tool found a call. `unknown` are calls of unknown tools, `formats`
+    restricts the formats in which calls are found, and `described` are tools of the trajectory's environment."""
+    known = _known([*(tool for tool in tools if not tool.is_environment), *described])
     unknown = unknown or last_tag(request.action)
     if unknown and unknown[0].error is not None:
         reason = unknown[0].error
         text = f"Error: {reason}"
     elif unknown:
         reason = f"unknown tool {unknown[0].name[:80]!r}"
-        text = f"Error: {reason}. {_known(tools)}"
+        text = f"Error: {reason}. {known}"
     else:
         reason = "no tool call found"
-        text = f"No tool call found. {_known(tools)} Name the tool in a tag, a code fence or a JSON tool call."
+        text = f"No tool call found. {known} Name the tool in a tag, a code fence or a JSON tool call."
     text = unknown[0].format.render(clean_text(text), unknown[0]) if unknown else _render_text(text, tools, formats)
     return StepResult(request.trajectory_id, text, done, valid=False, invalid_reason=reason)
 
@@ -143,7 +152,7 @@ def _render(call: Call, result: ToolResult) -> str:
     return "" if result.done and not result.text else call.format.render(clean_text(result.text), call)
 
 
-def _known(tools: Sequence[Tool]) -> str:
+def _known(tools: Sequence[Tool | ToolDescription]) -> str:
     return " ".join(["Known tools:", *(f"{tool.name} ({tool.description.rstrip('.')})." for tool in tools)])
 
 

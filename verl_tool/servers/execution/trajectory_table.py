@@ -385,4 +385,5 @@ def _bad_request(request: StepRequest, message: str) -> ToolFault:
 def _size_of(result: StepResult) -> int:
     texts = (result.trajectory_id, result.observation, result.invalid_reason or "")
     media = encoded_bytes(result.image) + encoded_bytes(result.audio)
-    return _RECORD_OVERHEAD_BYTES + sum(map(len, texts)) + media
+    opening = 0 if result.opening is None else len(result.opening.model_dump_json())
+    return _RECORD_OVERHEAD_BYTES + sum(map(len, texts)) + media + opening

@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 INLINE_BYTES = 64 << 10
 """Larger bodies are decoded and encoded in a thread, so that other requests can run meanwhile."""
 
-_DETAILS = ("reward", "image", "audio", "invalid_reason", "metrics")
+_DETAILS = ("reward", "image", "audio", "invalid_reason", "metrics", "role")
 _FIELDS_BYTES = 100
 """Approximate size of a result, in addition to its observation."""
 # One thread: more would compete with each other and with the event loop for the interpreter.
@@ -125,6 +125,8 @@ def _response(results: Sequence[StepResult], processing_time_ms: float) -> dict[
 
 def _observation(result: StepResult) -> object:
     details = {name: value for name in _DETAILS if (value := getattr(result, name)) is not None}
+    if result.opening is not None:
+        details["opening"] = result.opening.model_dump(mode="json")
     return {"obs": result.observation, **details} if details else result.observation
 
 

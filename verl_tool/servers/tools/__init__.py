@@ -49,6 +49,9 @@ __all__ = [
 ENTRY_POINTS = "verl_tool.tools"
 _NO_TOOLS = {"base", "new", "pictures", "typed", "workspace"}
 """What this folder holds besides tools."""
+_ENVIRONMENTS = "verl_tool.environments"
+_NO_ENVIRONMENTS = {"environment_tool"}
+"""Modules of the package of environments that hold none. Its sub-packages hold none either."""
 
 
 @dataclass(frozen=True)
@@ -131,15 +134,21 @@ def _names(spec: str | Sequence[str]) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _built_in() -> list[str]:
-    """Names of the files of this folder that hold tools; nothing is imported."""
-    names = (module.name for module in pkgutil.iter_modules(__path__))
-    return [name for name in names if name not in _NO_TOOLS and not name.startswith("_")]
+def _built_in() -> dict[str, str]:
+    """The modules of the tools of this folder, and of environments, by their names; none of them is imported."""
+    [environments] = importlib.import_module(_ENVIRONMENTS).__path__
+    tools = {module.name: __name__ for module in pkgutil.iter_modules(__path__) if module.name not in _NO_TOOLS}
+    others = {
+        module.name: _ENVIRONMENTS
+        for module in pkgutil.iter_modules([environments])
+        if not module.ispkg and module.name not in _NO_ENVIRONMENTS
+    }
+    return {name: f"{package}.{name}" for name, package in {**tools, **others}.items() if not name.startswith("_")}
 
 
 def _imported(name: str) -> ModuleType:
     try:
-        return importlib.import_module(f"{__name__}.{name}")
+        return importlib.import_module(_built_in()[name])
     except ImportError as error:
         raise ConfigError(f"tool {name} cannot be imported: {error}; install what it needs") from error
 

@@ -31,9 +31,9 @@ from verl_tool.formats.json_call import decode
 from verl_tool.formats.load import specs_of
 from verl_tool.formats.scan import THOUGHTS
 from verl_tool.formats.tags import CUSTOM_TAGS, NAME_TAGS, OwnTagFormat
-from verl_tool.protocol import FaultKind, ToolDescription
+from verl_tool.protocol import FaultKind, Opening, Role, ToolDescription
 from verl_tool.servers.tools.typed.problems import describe_problems, errors_of
-from verl_tool.verification import Verdict, Verification
+from verl_tool.verification import EnvironmentVerification, Verdict, Verification
 
 if TYPE_CHECKING:
     from verl_tool.sandbox import SandboxPool
@@ -71,6 +71,8 @@ class ToolResult:
     """Numbers for the call's record in the trajectory (`CallRecord.metrics`); the model does not see them."""
     parts: Sequence[str | Part] = ()
     """In place of `text`: texts, images and audios (`verl_tool.content.parts`) in the order the model sees them."""
+    role: Role = "tool"
+    """Who speaks. If all calls of a turn are answered by a ``user``, the model reads a user message."""
 
     def __post_init__(self) -> None:
         """Raises TypeError for what is no part, ValueError if there is a text, image or audio beside the parts."""
@@ -154,6 +156,8 @@ class Tool(ABC):
     ttl_seconds: ClassVar[float | None] = None
     """A trajectory that has a state and is idle for so long is ended, and what it calls later gets the fault
     ``state_lost``. At most the server's ``--state_ttl``, which holds if None."""
+    is_environment: ClassVar[bool] = False
+    """Whether trajectories begin in it (`verl_tool.environments.environment_tool.Environment`)."""
     has_workspace: ClassVar[bool] = False
     """Whether its state is a workspace, which takes files (`FILES_FIELD`) and which `verify` can look at."""
     takes_media: ClassVar[tuple[type[MediaPart], ...]] = ()
@@ -247,6 +251,15 @@ class Tool(ABC):
         """What a verifier says of a workspace. Raises ToolFault or SandboxError if it cannot be run."""
         raise NotImplementedError(f"tool {self.name} has no workspace")
 
+    def opening(self, state: Any) -> Opening:
+        """What an environment shows before the model's first turn."""
+        raise NotImplementedError(f"tool {self.name} is no environment")
+
+    async def judge(self, state: Any, text: str, verification: EnvironmentVerification) -> Verdict:
+        """What an environment says at the end. `text`: what the model wrote last, if no call sent it. Raises
+        ToolFault."""
+        raise NotImplementedError(f"tool {self.name} is no environment")
+
     @property
     def call_names(self) -> tuple[str, ...]:
         """All names by which a model may call it; a tool whose options add some extends it."""
@@ -312,6 +325,7 @@ class Tool(ABC):
             usage=usage,
             example_actions=list(self.example_actions),
             stateful=self.stateful,
+            environment=self.is_environment,
             formats=[*dict.fromkeys(spec for fmt in self.formats for spec in specs_of(fmt))],
         )
 
