@@ -50,7 +50,7 @@ ENTRY_POINTS = "verl_tool.tools"
 _NO_TOOLS = {"base", "new", "pictures", "typed", "workspace"}
 """What this folder holds besides tools."""
 _ENVIRONMENTS = "verl_tool.environments"
-_NO_ENVIRONMENTS = {"environment_tool"}
+_NO_ENVIRONMENTS = {"environment_tool", "episode_check"}
 """Modules of the package of environments that hold none. Its sub-packages hold none either."""
 
 

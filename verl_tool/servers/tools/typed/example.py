@@ -17,8 +17,14 @@ def example_call(name: str, parameters: Mapping[str, Any]) -> str:
     properties = parameters["properties"]
     if len(properties) < 2 and all(schema.get("type") == "string" for schema in properties.values()):
         return f"<{name}>…</{name}>" if properties else f"<{name}/>"
-    call = {"name": name, "arguments": _example(parameters, parameters.get("$defs", {}), _DEPTH)}
+    call = {"name": name, "arguments": example_arguments(parameters)}
     return f"{OPENING}\n{json.dumps(call, ensure_ascii=False)}\n{CLOSING}"
+
+
+def example_arguments(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that must be given, by the JSON schema `parameters`, with values that it allows."""
+    arguments: dict[str, Any] = _example({"type": "object", **parameters}, parameters.get("$defs", {}), _DEPTH)
+    return arguments
 
 
 def _example(schema: Mapping[str, Any], definitions: Mapping[str, Any], depth: int) -> Any:
