@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from doctor_setups import HERMES_LIKE, NATIVE, PLAIN, TOOLS, family, row, setup_of
+from toy_environments import GuessEnvironment
 
 from verl_tool.agent_loop.trajectory import Author, StopReason
 from verl_tool.checks.setup import MADE_UP_TOOL, Setup
@@ -54,6 +55,17 @@ async def test_what_the_row_sends_and_lists_is_what_the_tools_get() -> None:
         demonstration = await demonstrate(setup, tools, setup.rows[0])
     assert "calculator" not in HERMES_LIKE.decode(demonstration.trajectory.prompt_ids)
     assert not demonstration.trajectory.calls[0].valid
+
+
+async def test_a_row_with_an_environment_shows_what_that_shows() -> None:
+    begins = row(extra_info={"tools_kwargs": {"environment": {"secret": 7, "below": 9}}})
+    setup = setup_of(HERMES_LIKE, rows=[begins])
+    async with InProcessTools([GuessEnvironment()]) as tools:
+        demonstration = await demonstrate(setup, tools, setup.rows[0], "7")
+    assert "below 9" in HERMES_LIKE.decode(demonstration.trajectory.prompt_ids)
+    assert [call.observation for call in demonstration.trajectory.turn_calls] == ["Right!"]
+    without = await demonstrate(setup, StandIn(setup), setup.rows[0])
+    assert without.trajectory.fault is None
 
 
 async def test_a_turn_of_one_s_own_that_holds_no_call_is_the_answer() -> None:

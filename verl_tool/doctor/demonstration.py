@@ -11,13 +11,14 @@ from verl_tool.agent_loop.actions import stopped_action
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.generators.base import Generation
 from verl_tool.agent_loop.options import EpisodeOptions
+from verl_tool.agent_loop.prompt.opened_prompt import PromptOpener
 from verl_tool.agent_loop.tool_channel import Tools
 from verl_tool.agent_loop.trajectory import Trajectory
 from verl_tool.checks.setup import Row, Setup
 from verl_tool.formats import Call
 from verl_tool.formats.find import calls_sent, find_calls
 from verl_tool.formats.scan import THOUGHTS
-from verl_tool.protocol import StepResult
+from verl_tool.protocol import ENVIRONMENT_FIELD, StepResult
 
 ANSWER = "That is the answer."
 SUMMARY = "These are my notes."
@@ -94,12 +95,26 @@ async def demonstrate(setup: Setup, tools: Tools, row: Row | None = None, turn: 
     elif options.context == "drop_thoughts" and turn is None and setup.example is not None:
         opening = "" if setup.tokenizer.decode(prompt).rstrip().endswith(THOUGHT) else f"{THOUGHT}\n"
         call = setup.tokenizer.encode(f"{opening}I need the tool.\n{THOUGHTS[THOUGHT]}\n\n{text}") + first
-    script = _Script([call, *between, answer])
+    turns = [call, *between, answer]
+    script = _Script(turns)
     episode = Episode(script, tools, setup.tokenizer, options, formats=setup.formats)
     listed = None if row is None else row.listed
     formats = setup.loop_formats.of(listed)
-    extra = {} if row is None else row.sent
-    trajectory = await episode.run(prompt, trajectory_id="doctor", use_tool=listed != (), extra=extra, formats=formats)
+    extra, open_prompt = {} if row is None else row.sent, None
+    begins = row is not None and extra.pop(ENVIRONMENT_FIELD, None)
+    if row is not None and begins is not None and not isinstance(tools, StandIn):
+        extra[ENVIRONMENT_FIELD] = begins
+        opener = PromptOpener(setup.prompts, setup.loop_formats.of)
+        prompt, open_prompt = opener.of(row.messages, listed, row.where)
+    trajectory = await episode.run(
+        prompt,
+        trajectory_id="doctor",
+        use_tool=listed != () or open_prompt is not None,
+        extra=extra,
+        formats=formats,
+        open_prompt=open_prompt,
+        max_turns=None if open_prompt is None else len(turns),
+    )
     await episode.aclose()
     return Demonstration(
         trajectory,

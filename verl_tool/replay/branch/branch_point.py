@@ -112,6 +112,8 @@ def make_branch_point(
             f"{location} is the session of an agent program, which only that agent could continue; start it anew, or "
             "give a trajectory of the loop"
         )
+    if any(call.opens for call in trajectory.calls):
+        raise ConfigError(f"{location} took place in an environment, whose state cannot be made again; start it anew")
     if any(call.agent or call.local for call in trajectory.calls):
         raise ConfigError(f"{location} has calls of sub-agents, which have no turn; give another line")
     if any(call.over_mcp for call in trajectory.calls):
