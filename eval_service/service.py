@@ -196,7 +196,7 @@ class Service:
         if not (self.uses_tools and (self.options.describes_tools or listed)):
             return self._prompts_without_tools
         known = self._tool_descriptions or await self._tools_known()
-        if self._prompts is None or self._prompts.tools != known:
+        if self._prompts is None or self._prompts.served_tools != known:
             self._prompts = PromptRenderer(self.tokenizer, self.options, known, self._extra_formats)
         return self._prompts
 
@@ -209,8 +209,7 @@ class Service:
         known = self._tool_descriptions or await self._tools_known()
         if self._opener is None or self._opener[0] != known:
             prompts = PromptRenderer(self.tokenizer, self.options, known, self._extra_formats)
-            formats = LoopFormats(self.options.formats, known)
-            self._opener = known, PromptOpener(prompts, formats.of)
+            self._opener = known, PromptOpener(prompts, LoopFormats(self.options.formats, known).of)
         return self._opener[1]
 
     async def formats_of(self, names: Sequence[str] | None) -> tuple[Format, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from live_endpoint import CALL, LiveEndpoint, live_endpoint
 from run_folders import run_folder
+from toy_environments import GuessEnvironment
 from toy_tools import picture
 
 pytest.importorskip("openai")
@@ -143,6 +144,27 @@ async def test_workspaces_are_judged_by_the_verifiers_of_the_rows(tmp_path: Path
     records = list(read_records(tmp_path / "out/records.jsonl"))
     assert [(r.index, r.score, r.details["verified"]) for r in records] == [(0, 1.0, 1.0), (1, 0.0, 1.0)]
     assert records[0].usage["tool_calls"] == 1, "the verifier is none of the model's"
+
+
+async def test_environments_judge_the_answers_of_their_rows(tmp_path: Path) -> None:
+    """One of two rows has the secret that the model guesses in its second turn."""
+    rows = [
+        {
+            "prompt": [{"role": "system", "content": "Guess."}],
+            "reward_model": {"style": "environment", "ground_truth": ""},
+            "extra_info": {"tools_kwargs": {"environment": {"secret": secret}}},
+            "max_turns": 2,
+        }
+        for secret in (7, 8)
+    ]
+    path = data_file(tmp_path, *rows)
+    options = {"enable_mtrl": True, "action_stop_tokens": [], "tool_schemas": "auto"}
+    environment = [GuessEnvironment()]
+    async with live_endpoint(lambda text: "7" if "No." in text else "4", tools=environment, options=options) as live:
+        summary = await program.evaluate(evaluation(tmp_path, path, live), reward_config("environment", {}), None)
+    assert (summary.accuracy.value, summary.answers, summary.errors) == (0.5, 2, 0)
+    records = list(read_records(tmp_path / "out/records.jsonl"))
+    assert [(r.index, r.score, r.details["env_steps"]) for r in records] == [(0, 1.0, 2.0), (1, 0.0, 2.0)]
 
 
 async def _answers(this: program.Evaluation) -> list[Record]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from eval_service.openai.image_reader import ImageReader
 from eval_service.service import Service
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.client import ToolClient
-from verl_tool.servers.tools import load_tools
+from verl_tool.servers.tools import Tool, load_tools
 
 MODEL = "toy"
 CALL = "<request><SimpleCalculatorTool>13.1-3<call>"
@@ -53,14 +53,14 @@ async def live_endpoint(
     pause: float = 0.0,
     options: dict[str, Any] | None = None,
     max_queued: int = 1024,
-    tools: str = "calculator",
+    tools: str | Sequence[Tool] = "calculator",
     max_model_len: int = 4096,
     image_reader: ImageReader | None = None,
     **endpoint_options: Any,
 ) -> AsyncIterator[LiveEndpoint]:
     """Run an endpoint. With an `image_reader`, its model reads images."""
     servers = LiveServers()
-    tool_server = await servers.start(load_tools(tools))
+    tool_server = await servers.start(load_tools(tools) if isinstance(tools, str) else tools)
     # The engine's rule looks for a call, and an example of one in the prompt would be taken for its own.
     usual = {"action_stop_tokens": ["<call>"], "max_obs_length": 100, "tool_schemas": "none"}
     chosen: dict[str, Any] = usual | (options or {})

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
+from live_server import LiveServers
+from toy_environments import GuessEnvironment
 from toy_tools import picture
 
 from verl_tool.agent_loop.function_tools import FunctionTools
@@ -370,6 +372,28 @@ def test_a_function_of_two_arguments_is_called_in_every_format(name: str, chat: 
     written = "".join(s.text for s in history.trajectory.response if s.author is Author.MODEL)
     assert sum(mask) == len(tokenizer.encode(written, add_special_tokens=False))
     assert not history.truncated
+
+
+class Guesser(Solver):
+    def say(self, text: str) -> str:
+        return ("7" if "No." in text else "4") + "</s>"
+
+
+async def test_tasks_begin_in_environments_which_give_the_reward() -> None:
+    servers = LiveServers()
+    server = await servers.start([GuessEnvironment()])
+    tokenizer = ChatTokenizer()
+    env = TextEnvironment(Guesser(tokenizer), tokenizer, server.url, prompt="Be brief.", chat=True, max_turns=2)
+    games = [{"secret": 7}, {"secret": 5}, {"secret": 4}]
+    queries, _, masks, rewards, histories = await asyncio.to_thread(env.run, [""] * 3, environments=games)
+    assert rewards == [1.0, 0.0, 1.0]
+    assert text(env, queries[0]) == "\nsystem: Be brief.</s>\nuser: Guess a number below 10.</s>\nassistant: "
+    assert [sum(mask) for mask in masks] == [4, 4, 2]
+    assert [history.trajectory.num_turns for history in histories] == [2, 2, 1]
+    for arguments in ({"tools": [add]}, {"tools": server.url, "chat": False}):
+        with pytest.raises(ConfigError, match="environments need chat=True"):
+            TextEnvironment(Guesser(tokenizer), tokenizer, **arguments).run([""], environments=[{}])
+    await servers.stop()
 
 
 class ToldTokenizer(ChatTokenizer):

@@ -13,12 +13,13 @@ pytest.importorskip("verl")
 torch = pytest.importorskip("torch")
 
 from live_server import LiveServers  # noqa: E402
+from toy_environments import GuessEnvironment  # noqa: E402
 from toy_model import ToyTokenizer  # noqa: E402
 from transfer_queue.utils.serial_utils import decode, encode  # noqa: E402
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap  # noqa: E402
 from verl.utils.dataset.rl_dataset import RLHFDataset  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
-from verl_loop import ScriptedEngine, composed, make_loop, make_tokenizer  # noqa: E402
+from verl_loop import ScriptedEngine, composed, loop_of, make_loop, make_tokenizer  # noqa: E402
 
 from verl_tool.agent_loop.generators.verl_generator import EngineUse  # noqa: E402
 from verl_tool.agent_loop.row import VALIDATION  # noqa: E402
@@ -34,6 +35,7 @@ from verl_tool.agent_loop.trajectory import (  # noqa: E402
     Trajectory,
 )
 from verl_tool.agent_loop.verl.agent_loop import VerlToolAgentLoop, as_verl_outputs  # noqa: E402
+from verl_tool.agent_loop.verl.tool_descriptions import as_setting  # noqa: E402
 from verl_tool.content.packed_files import PackedFile, pack_files  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
 from verl_tool.servers.tools import load_tools  # noqa: E402
@@ -185,6 +187,31 @@ async def test_a_row_brings_files_and_its_verifier_judges_what_is_left(servers: 
         }
         with pytest.raises(ConfigError, match=f"row 4 of the data: {told}"):
             await loop.run({}, raw_prompt=[{"role": "user", "content": "x"}], index=4, **{**row, column: wrong[column]})
+
+
+async def test_a_row_begins_in_its_environment_which_judges_it(servers: LiveServers):
+    server = await servers.start([GuessEnvironment()])
+    tokenizer = make_tokenizer()
+    config = composed(
+        "data.max_response_length=64",
+        "actor_rollout_ref.agent.enable_mtrl=true",
+        f"actor_rollout_ref.agent.tool_server_url={server.url}",
+    )
+    config.tool_server.tools = as_setting([GuessEnvironment().describe()])
+    loop = loop_of(config, tokenizer, ScriptedEngine(tokenizer, "4", "7"))
+    row = {
+        "raw_prompt": [{"role": "system", "content": "Be brief."}],
+        "tools_kwargs": {"environment": json.dumps({"secret": 7, "below": 9})},
+        "reward_model": {"style": "environment", "ground_truth": ""},
+    }
+    output = await loop.run({}, **row)
+    record = output.extra_fields["trajectory"]
+    assert "below 9" in tokenizer.decode(output.prompt_ids)
+    assert [call.observation for call in record.turn_calls] == ["No.", "Right!"]
+    assert (record.stop, record.verdict.score) == (StopReason.TOOL_DONE, 1.0)
+    assert sum(output.response_mask) == sum(len(s.tokens) for s in record.segments if s.author is Author.MODEL)
+    with pytest.raises(ConfigError, match=r"row 4 of the data: tools_kwargs.environment is '\[1\]'"):
+        await loop.run({}, **{**row, "tools_kwargs": {"environment": "[1]"}}, index=4)
 
 
 def test_versions_are_noted_over_all_turns():

@@ -54,6 +54,7 @@ class PromptRenderer:
         the loop's.
         """
         self._tokenizer, self._options = tokenizer, options
+        self.served_tools = tuple(tools)
         self.tools = tuple(tool for tool in tools if not tool.environment)
         self._requested_formats = formats
         self._with_tools: dict[str, PromptRenderer] = {}

@@ -138,7 +138,7 @@ class _Worker:
         self.tokenizer = HFTokenizer(tokenizer, template_kwargs, more)
         tools = tools_in(config)
         self.prompts = PromptRenderer(self.tokenizer, self.options, tools)
-        if self.options.describes_tools and not self.prompts.tools:
+        if self.options.describes_tools and not tools:
             raise ConfigError(
                 "the prompts shall tell of the tools, and the config does not have them (tool_server.tools); "
                 "verl_tool.trainer.main_ppo asks the tool server for them. To tell of none: "
