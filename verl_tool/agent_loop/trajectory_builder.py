@@ -249,7 +249,8 @@ class TrajectoryBuilder:
         """Record an action and its answer, which is the loop's own if `local`, and with `opens` an environment's
         opening. A valid action in which no format finds a call used the tag of a tool."""
         valid = result.valid and result.fault is None
-        calls = parsed_calls(action.sent_calls if valid else action.calls)
+        # A tag in a turn that an environment takes as a whole is a word of the model, and no tool's.
+        calls = parsed_calls(action.sent_calls if valid and not self.every_turn else action.calls)
         self.calls.append(
             CallRecord(
                 step=len(self.sent_calls),
