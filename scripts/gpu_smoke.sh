@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Does this machine's GPU work with this project? Ten minutes, offline, with tiny random models:
+# Does this machine's GPU work with this project? Half an hour, offline, with tiny random models:
 #
 #     bash scripts/gpu_smoke.sh [--parts grpo,engine] [--list] [--output FILE] [--device cpu] [--minutes 20]
 #

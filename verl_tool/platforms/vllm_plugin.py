@@ -7,8 +7,10 @@ vLLM 0.28.0.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,11 +93,26 @@ PROCESSES = vllm_patch(
     lambda _original: Contexts(),
 )
 
+SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
+"""vLLM's environment variable: 0 applies top_p and top_k by kernels of vLLM's own."""
+
+
+def choose_sampler(toolkit: str = "/usr/local/cuda") -> None:
+    """Let vLLM sample without FlashInfer where there is no nvcc, unless `SAMPLER` is set.
+
+    FlashInfer compiles its sampler at the first use of top_p or top_k, which may be in the engine's start. Its wheels
+    bring no compiler and the engine would die. It looks for one on PATH, in CUDA_HOME, in CUDA_PATH and in `toolkit`.
+    """
+    homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), toolkit)
+    if shutil.which("nvcc") is None and not any(home and Path(home, "bin", "nvcc").is_file() for home in homes):
+        os.environ.setdefault(SAMPLER, "0")
+
+
 PATCHES = (LORA_NAMES, INPUT_NORM, LIVE_WEIGHTS, SEEDS, WAITING, PROCESSES)
 
 
 def register() -> None:
-    """Load adapters whole, and meet at a store that this host alone reaches.
+    """Load adapters whole, meet at a store that this host alone reaches, and sample with what is installed.
 
     Without an accelerator, let seeded requests live, and processes pause while they wait. In the processes that verl
     started so, keep weights loadable; a vLLM that merely serves on this machine keeps its faster packed weights.
@@ -107,5 +124,7 @@ def register() -> None:
         SEEDS.install()
         WAITING.install()
         PROCESSES.install()
+    else:
+        choose_sampler()
     if os.environ.get("VERL_PLATFORM") == "cpu":
         LIVE_WEIGHTS.install()

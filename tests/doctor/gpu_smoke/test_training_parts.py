@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("verl")
 pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 
-from verl_tool.doctor.gpu_smoke import training_parts  # noqa: E402
+from verl_tool.doctor.gpu_smoke import tiny_models, training_parts  # noqa: E402
 from verl_tool.doctor.gpu_smoke.part import PARTS, PartContext, PartFailed, PartSkipped  # noqa: E402
 from verl_tool.doctor.gpu_smoke.part_process import run_part  # noqa: E402
 from verl_tool.doctor.gpu_smoke.tiny_models import ROOT  # noqa: E402
@@ -64,6 +65,37 @@ def test_the_options_are_those_of_the_recipes_own_variables(tmp_path, device, pr
 def test_what_needs_a_gpu_says_so_on_a_cpu(tmp_path, check):
     with pytest.raises(PartSkipped):
         check(PartContext("cpu", tmp_path))
+
+
+def test_a_training_reports_an_engine_that_takes_no_weights_before_the_deadline(tmp_path):
+    timeout = f"actor_rollout_ref.weight_sync_timeout={training_parts.WEIGHT_SYNC_SECONDS}"
+    assert timeout in training_parts._overrides(PartContext("cuda", tmp_path))
+    trainings = [part for part in PARTS if part.function.startswith(training_parts.__name__) and not part.after]
+    assert min(part.seconds for part in trainings) > 2 * training_parts.WEIGHT_SYNC_SECONDS
+
+
+def test_fp8_scales_of_the_model_for_fp8_have_the_shape_that_vllm_expects(tmp_path, monkeypatch):
+    """verl's own quantization of each weight, which loses a dimension of a scale if the weight has 128 columns."""
+    from verl.utils.vllm import vllm_quant_utils
+
+    block = training_parts.FP8_BLOCK
+    monkeypatch.setattr(vllm_quant_utils, "is_fp8_weight", lambda name, model: name.endswith("proj.weight"))
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(
+        vllm_quant_utils,
+        "scaled_fp8_blockwise",
+        lambda weight, weight_block_size: (weight, torch.ones([-(-size // block) for size in weight.shape])),
+    )
+
+    def scales(hidden: int) -> list[tuple[int, ...]]:
+        path = tiny_models.make_text_model(tmp_path, hidden)
+        model = tiny_models.load_text_model(path, "cpu")
+        config = SimpleNamespace(weight_block_size=[block, block])
+        found = vllm_quant_utils.quant_weights(model.named_parameters(), model, config)
+        return [tuple(value.shape) for name, value in found if name.endswith("_scale_inv")]
+
+    assert {len(shape) for shape in scales(training_parts.FP8_HIDDEN)} == {2}
+    assert 1 in {len(shape) for shape in scales(tiny_models.HIDDEN)}
 
 
 @pytest.mark.parametrize(

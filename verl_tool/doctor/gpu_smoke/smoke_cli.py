@@ -39,7 +39,7 @@ from verl_tool.doctor.gpu_smoke.smoke_report import (
     write_report,
 )
 
-GPU_MINUTES = 10.0
+GPU_MINUTES = 30.0
 console = Console(stderr=True)
 
 
@@ -58,7 +58,7 @@ def command(
         typer.Option(
             "--minutes",
             min=0.1,
-            help="Start no part behind these, and stop what runs then. Default: 10; without a limit on a CPU.",
+            help="Start no part behind these, and stop what runs then. Default: 30; without a limit on a CPU.",
         ),
     ] = None,
 ) -> None:

@@ -31,13 +31,14 @@ def dtype_on(device: str) -> torch.dtype:
     return torch.bfloat16 if device == "cuda" else torch.float32
 
 
-def make_text_model(folder: Path) -> Path:
-    """The folder of a random Qwen3 of 0.4 million weights and its tokenizer, made if it is not there."""
-    path = folder / "text_model"
+def make_text_model(folder: Path, hidden: int = HIDDEN) -> Path:
+    """The folder of a random Qwen3 and its tokenizer, made if it is not there. With 128 columns, `HIDDEN`, it has 0.5
+    million weights."""
+    path = folder / ("text_model" if hidden == HIDDEN else f"text_model_{hidden}")
     if not (path / "tokenizer_config.json").is_file():
         from_scratch = _recipe_module("from_scratch")
         tokenizer = from_scratch.make_tokenizer([f"{WORDS} {' '.join(PROMPTS)}"] * 4, VOCABULARY, CHAT_TEMPLATE)
-        model = from_scratch.make_model(tokenizer, HIDDEN, LAYERS, seed=0, deviation=DEVIATION)
+        model = from_scratch.make_model(tokenizer, hidden, LAYERS, seed=0, deviation=DEVIATION)
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)
     return path

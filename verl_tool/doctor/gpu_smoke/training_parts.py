@@ -23,6 +23,13 @@ STEPS = 2
 LEARNING_RATE = 5e-3
 """High enough that a step's new weights give clearly other log-probabilities."""
 FP8_CAPABILITY = (8, 9)
+FP8_BLOCK = 128
+"""verl scales square blocks of so many rows and columns of a weight."""
+FP8_HIDDEN = 2 * FP8_BLOCK
+"""Width of the model of `check_fp8`. verl 0.9.0 drops the last dimension of a weight's scales where it is 1
+(``quant_weights``), and vLLM rejects the scales: of weights with no more columns than a block."""
+WEIGHT_SYNC_SECONDS = 60
+"""Below the deadlines of the parts, so that a training itself reports an engine that takes no weights. On GPUs."""
 STALE_RATIO = 3.0
 """How many times nearer the engine's log-probabilities must be to the new weights than to the old ones."""
 _HERE = Path(__file__).parent
@@ -82,7 +89,9 @@ def check_fp8(context: PartContext) -> Figures:
     capability = torch.cuda.get_device_capability()
     if capability < FP8_CAPABILITY:
         raise PartSkipped(f"FP8 needs compute capability 8.9, and this GPU has {'.'.join(map(str, capability))}")
-    return train(context, "fp8", "actor_rollout_ref.rollout.quantization=fp8", limited=False)
+    model = tiny_models.make_text_model(context.folder, FP8_HIDDEN)
+    quantized = "actor_rollout_ref.rollout.quantization=fp8"
+    return train(context, "fp8", quantized, variables={"MODEL": str(model)}, limited=False)
 
 
 def check_ulysses(context: PartContext) -> Figures:
@@ -279,6 +288,8 @@ def _overrides(context: PartContext) -> list[str]:
         "++ray_kwargs.ray_init.include_dashboard=false",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
     ]
+    if context.device == "cuda":
+        found.append(f"actor_rollout_ref.weight_sync_timeout={WEIGHT_SYNC_SECONDS}")
     if context.device == "cuda" and find_spec("flash_attn") is None:
         for model in ("actor_rollout_ref.model", "critic.model"):
             found += [f"++{model}.override_config.attn_implementation=sdpa", f"++{model}.use_remove_padding=false"]
