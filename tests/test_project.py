@@ -99,6 +99,7 @@ ROWS = [
         "servers retrieval.serving",
         "agent_loop retrieval.__main__",
         "notebook agent_workers gateway",
+        "environments",
         "checks text_environment text_history",
         "trainer",
         "eval_service",
