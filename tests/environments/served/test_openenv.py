@@ -207,7 +207,7 @@ async def test_a_session_of_before_a_restart_is_not_taken_for_a_new_one(servers)
 
 
 async def test_a_tool_server_that_lost_the_state_ends_the_session(servers):
-    async with served(servers, OpenEnvApp, Ledger(), call_seconds=10.0) as (url, episodes), connected(url) as socket:
+    async with served(servers, OpenEnvApp, Ledger(), call_seconds=10.0) as (url, _), connected(url) as socket:
         await socket.ask("reset")
         await socket.call("ledger", input="bread")
         [tool_server] = servers._running

@@ -155,12 +155,14 @@ class NemoGymApp(WebApp):
         if rows is None:
             return None
         if not isinstance(named, dict) or type(named.get("row")) is not int:
-            message = f"the row has no field {ROW_FIELD!r}; make rows by: python -m verl_tool.environments nemo_gym_rows"
+            message = (
+                f"the row has no field {ROW_FIELD!r}; make rows by: python -m verl_tool.environments nemo_gym_rows"
+            )
             raise HttpError(422, "unknown_row", message, ROW_FIELD)
         if named.get("rows") != rows.digest or not 0 <= named["row"] < len(rows):
             message = (
-                f"row {named['row']} of {str(named.get('rows'))[:40]!r} is not served here, but the {len(rows)} rows of "
-                f"{rows.digest!r}; make the rows anew, or serve their file"
+                f"row {named['row']} of {str(named.get('rows'))[:40]!r} is not served here, but the {len(rows)} rows "
+                f"of {rows.digest!r}; make the rows anew, or serve their file"
             )
             raise HttpError(422, "unknown_row", message, ROW_FIELD)
         return int(named["row"])

@@ -302,9 +302,7 @@ class OpenEnvApp(WebApp):
         limit = self._episodes.limits.max_episodes
         if len(self._sessions) >= limit:
             message = f"{len(self._sessions)} of {limit} sessions are open; close some, or raise --max_episodes"
-            raise ProtocolError(
-                "CAPACITY_REACHED", message, active_sessions=len(self._sessions), max_sessions=limit
-            )
+            raise ProtocolError("CAPACITY_REACHED", message, active_sessions=len(self._sessions), max_sessions=limit)
         session = OpenEnvSession(self._episodes, by_id=by_id)
         self._sessions[session.id] = session
         return session
@@ -598,9 +596,7 @@ def _validated(kind: Any, data: Mapping[str, Any]) -> Any:
         return kind.model_validate(data)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)
-        raise ProtocolError(
-            "VALIDATION_ERROR", f"Invalid message: {_problem(error)}", errors=problems[:8]
-        ) from None
+        raise ProtocolError("VALIDATION_ERROR", f"Invalid message: {_problem(error)}", errors=problems[:8]) from None
 
 
 def _problem(error: ValidationError) -> str:

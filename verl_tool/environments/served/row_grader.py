@@ -73,8 +73,11 @@ class RowGrader:
             raise ConfigError(f"--reward_manager {self.manager}: {error}") from None
 
     async def grade(self, row: TaskRow, turns: Sequence[str]) -> RowGrade:
-        """Grade what a policy wrote for a row, its turns. An answer at which the manager hangs or exits is graded as an empty one,
-        as in a training: only if that fails too, the manager is to blame."""
+        """Grade the turns of a policy.
+
+        An answer at which the manager hangs or exits is graded as an empty one, as in a training. Only if that fails
+        too, the manager is to blame.
+        """
         grade = await self._grade(row, turns)
         if grade.failure.startswith(_PERHAPS_BY_THE_ANSWER):
             return await self._grade(row, [""])

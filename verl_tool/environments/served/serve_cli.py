@@ -1,14 +1,15 @@
 """Commands that serve our tools and tasks to other systems.
 
-python -m verl_tool.environments serve openenv --tool_server http://127.0.0.1:5000 --rows rows.parquet --reward_manager gsm8k
-python -m verl_tool.environments serve nemo_gym --tool_server http://127.0.0.1:5000 --rows rows.parquet --reward_manager gsm8k
-python -m verl_tool.environments nemo_gym_rows --tool_server http://127.0.0.1:5000 --rows rows.parquet --output rows.jsonl
+python -m verl_tool.environments serve openenv --tool_server URL --rows rows.parquet --reward_manager gsm8k
+python -m verl_tool.environments serve nemo_gym --tool_server URL --rows rows.parquet --reward_manager gsm8k
+python -m verl_tool.environments nemo_gym_rows --tool_server URL --rows rows.parquet --output rows.jsonl
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -34,7 +35,6 @@ from verl_tool.http.host_check import HostCheck
 from verl_tool.http.listening_socket import listen_at
 from verl_tool.http.supervised_server import write_url_file
 from verl_tool.servers.cluster.direct_server import DirectServer
-from verl_tool.servers.replica.replica_log import log_to_stderr
 from verl_tool.servers.server_console import console, print_address
 
 CLOSE_SECONDS = 5.0
@@ -161,7 +161,7 @@ def serve(
     """Serve a tool server's tools, and tasks on them, to another system."""
     limits = EpisodeLimits(max_episodes=max_episodes, idle_seconds=idle_seconds, call_seconds=call_seconds)
     with _errors():
-        log_to_stderr("INFO")
+        logging.basicConfig(level="INFO")
         settings = ServedSettings(
             protocol,
             tool_server,
