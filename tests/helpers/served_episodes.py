@@ -57,7 +57,7 @@ def peer_python(name: str) -> str:
     return str(python)
 
 
-async def run_peer(name: str, script: Path, *arguments: str) -> str:
+async def run_peer(name: str, script: str, *arguments: str) -> str:
     """What a script prints that the package's Python runs. It reads the script from its standard input, since it may be
     in a file system of its own."""
     process = await asyncio.create_subprocess_exec(
@@ -68,7 +68,7 @@ async def run_peer(name: str, script: Path, *arguments: str) -> str:
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
     )
     try:
-        output, errors = await asyncio.wait_for(process.communicate(script.read_bytes()), PEER_SECONDS)
+        output, errors = await asyncio.wait_for(process.communicate(script.encode()), PEER_SECONDS)
     finally:
         if process.returncode is None:
             process.kill()

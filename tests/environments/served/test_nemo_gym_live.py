@@ -15,7 +15,7 @@ from verl_tool.servers.tools import load_tools
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-AGENT = Path(__file__).with_name("nemo_gym_agent.py")
+AGENT = Path(__file__).with_name("nemo_gym_agent.py").read_text()
 
 
 def call(name: str, **arguments: Any) -> dict[str, Any]:

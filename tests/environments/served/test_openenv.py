@@ -13,7 +13,8 @@ import pytest
 from served_episodes import QUESTION, row_file, served
 from toy_tools import Ledger, Puppet, until
 
-from verl_tool.environments.served.openenv import SUBMIT, OpenEnvApp
+from verl_tool.environments.served.openenv import OpenEnvApp
+from verl_tool.environments.served.submit import SUBMIT
 from verl_tool.http.host_check import HostCheck
 from verl_tool.servers.tools import load_tools
 

@@ -14,7 +14,7 @@ from verl_tool.servers.tools import load_tools
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-CLIENT = Path(__file__).with_name("openenv_client.py")
+CLIENT = Path(__file__).with_name("openenv_client.py").read_text()
 
 
 async def played(url: str, tool: str, arguments: dict[str, Any], answer: str) -> dict[str, Any]:

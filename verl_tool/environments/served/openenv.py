@@ -4,7 +4,7 @@
 ``POST /mcp``: the same tools as JSON-RPC, in a session that ``openenv/session/create`` opens and ``/ws?session_id=…``
 may share. ``/schema``, ``/metadata``, ``/health``, and the list of tasks.
 
-With rows, ``reset`` begins one of them, and the tool `SUBMIT` ends it: its reward is the row's grader's.
+With rows, ``reset`` begins one of them, and the tool `submit.SUBMIT` ends it: its reward is the row's grader's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import parse_qs
 
 from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.exposition import generate_latest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -32,7 +33,8 @@ from verl_tool.environments.served.episode import (
     ServedEpisode,
     ServedEpisodes,
 )
-from verl_tool.environments.served.task_rows import TaskRow
+from verl_tool.environments.served.submit import DESCRIPTION, SCHEMA, call_or_submit
+from verl_tool.environments.served.task_routes import TaskRoutes, describe_task
 from verl_tool.errors import ToolFault
 from verl_tool.http.host_check import HostCheck
 from verl_tool.http.messages import HttpError, JsonResponse, path_of
@@ -41,16 +43,9 @@ from verl_tool.http.request_body import RequestBodies
 from verl_tool.http.web_app import HEALTH_PATH, Request, WebApp
 from verl_tool.util.json_text import BadJsonError, decode_request_json, encode_json
 
-SUBMIT = "submit_answer"
-"""The tool that ends a row's episode."""
 MAX_MESSAGE_BYTES = 4 << 20
 CLOSE_SECONDS = 10.0
 """For ``close`` of a session to free its state."""
-_SUBMIT_TOOL = {
-    "name": SUBMIT,
-    "description": "Ends the task with your final answer. Call it once.",
-    "input_schema": {"type": "object", "properties": {"answer": {"type": "string", "description": "final answer"}}},
-}
 _INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS, _SERVER_ERROR, _PARSE_ERROR = -32600, -32601, -32602, -32000, -32700
 _GOING_AWAY, _SESSION_ENDED = 1001, 1011
 
@@ -139,7 +134,7 @@ class OpenEnvSession:
         if before is not None:
             await before.close()
         self._begin(index, wanted.episode_id)
-        return _Outcome(_task_of(self._episode.row) if self._episode and self._episode.row else {"messages": []})
+        return _Outcome(describe_task(self._episode.row) if self._episode and self._episode.row else {"messages": []})
 
     def _begin(self, index: int | None, label: str | None = None) -> ServedEpisode:
         episode = self._episode = self._episodes.open(index)
@@ -163,7 +158,7 @@ class OpenEnvSession:
         """The tools of the episode, or of the server before there is one."""
         described = await (self._episode or self._episodes).tools()
         tools = [{"name": t.name, "description": t.description, "input_schema": t.parameters} for t in described]
-        return [*tools, _SUBMIT_TOOL] if self._episodes.rows is not None else tools
+        return [*tools, {**DESCRIPTION, "input_schema": SCHEMA}] if self._episodes.rows is not None else tools
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> CallOutcome:
         """Call a tool. In a row's episode, the reward of the call that ends it is the grader's."""
@@ -176,16 +171,7 @@ class OpenEnvSession:
                 "there is no episode on this connection: send reset. An episode ends with its connection",
             )
         self._steps += 1
-        if episode.row is None:
-            return await episode.call(name, arguments)
-        if name != SUBMIT:
-            outcome = await episode.call(name, arguments)
-            answer = arguments.get("answer")
-            return await _graded(episode, answer, outcome) if outcome.done else outcome
-        answer = arguments.get("answer", "")
-        if not isinstance(answer, str) or set(arguments) - {"answer"}:
-            return CallOutcome(f'call {SUBMIT} with {{"answer": "your final answer"}}', True, "invalid_args")
-        return await _graded(episode, answer, CallOutcome("The episode has ended.", done=True))
+        return await call_or_submit(episode, name, arguments)
 
     def state(self) -> dict[str, Any]:
         return {"episode_id": self._label or None, "step_count": self._steps}
@@ -193,14 +179,6 @@ class OpenEnvSession:
     async def close(self) -> None:
         if self._episode is not None:
             await self._episode.close()
-
-
-async def _graded(episode: ServedEpisode, answer: object, outcome: CallOutcome) -> CallOutcome:
-    """`outcome` with the reward of the row. Raises EpisodeLostError if it cannot be graded."""
-    grade = await episode.grade([answer if isinstance(answer, str) else ""])
-    if grade.reward is None:
-        raise EpisodeLostError(f"there is no reward: {grade.failure}")
-    return CallOutcome(outcome.text, outcome.is_error, outcome.error, grade.reward, True, outcome.images)
 
 
 class OpenEnvApp(WebApp):
@@ -265,12 +243,7 @@ class OpenEnvApp(WebApp):
                 ("POST", "/reset", self._without_session),
                 ("POST", "/step", self._without_session),
                 ("GET", "/state", self._without_session),
-                ("GET", "/list_environments", self._environments),
-                ("GET", "/{env_name}/splits", self._splits),
-                ("POST", "/{env_name}/num_tasks", self._num_tasks),
-                ("POST", "/{env_name}/tasks", self._tasks),
-                ("POST", "/{env_name}/task", self._task),
-                ("POST", "/{env_name}/task_range", self._task_range),
+                *TaskRoutes(episodes, name).routes(),
             ],
             HttpMetrics(self._registry),
             RequestBodies(MAX_MESSAGE_BYTES),
@@ -418,57 +391,10 @@ class OpenEnvApp(WebApp):
         return JsonResponse(self.schema)
 
     async def _metrics_text(self, _: Request) -> Response:
-        from prometheus_client.exposition import generate_latest
-
         return Response(generate_latest(self._registry), media_type=PROMETHEUS_TEXT)
 
     async def _without_session(self, _: Request) -> Response:
         raise HttpError(501, "no_session", "HTTP keeps no session; connect to /ws, or use /mcp with a session_id")
-
-    async def _environments(self, _: Request) -> Response:
-        return JsonResponse([self._name])
-
-    async def _splits(self, request: Request) -> Response:
-        rows = self._rows(request)
-        return JsonResponse([{"name": rows.split, "type": rows.split}])
-
-    async def _num_tasks(self, request: Request) -> Response:
-        return JsonResponse({"num_tasks": len(self._of_split(request)[0])})
-
-    async def _tasks(self, request: Request) -> Response:
-        rows, _ = self._of_split(request)
-        return JsonResponse({"tasks": [_task_of(row) for row in rows], "env_name": self._name})
-
-    async def _task(self, request: Request) -> Response:
-        rows, body = self._of_split(request)
-        index = body.get("index")
-        if type(index) is not int or not 0 <= index < len(rows):
-            raise HttpError(400, "bad_request", f"index is {index!r:.40}; send a number from 0 to {len(rows) - 1}")
-        return JsonResponse({"task": _task_of(rows[index])})
-
-    async def _task_range(self, request: Request) -> Response:
-        rows, body = self._of_split(request)
-        bounds = body.get("start"), body.get("stop")
-        if any(bound is not None and type(bound) is not int for bound in bounds):
-            raise HttpError(400, "bad_request", f"start and stop are {bounds!r:.80}; send numbers, or leave them out")
-        return JsonResponse({"tasks": [_task_of(row) for row in rows[slice(*bounds)]]})
-
-    def _of_split(self, request: Request) -> tuple[list[TaskRow], dict[str, Any]]:
-        rows = self._rows(request)
-        try:
-            body = decode_request_json(request.body)
-        except BadJsonError as error:
-            raise HttpError(400, "bad_request", str(error)) from None
-        split = body.get("split") if isinstance(body, dict) else None
-        if split != rows.split:
-            raise HttpError(400, "bad_request", f"split is {split!r:.80}; {rows.split!r} is served", "split")
-        return rows.rows, body
-
-    def _rows(self, request: Request) -> Any:
-        name = request.path_params["env_name"]
-        if name != self._name or self._episodes.rows is None:
-            raise HttpError(404, "unknown_environment", f"there are no tasks of {name[:80]!r} here")
-        return self._episodes.rows
 
 
 class _Connection:
@@ -573,11 +499,6 @@ class _Connection:
 
     async def _send_error(self, code: str, message: str, **data: Any) -> None:
         await self._send({"type": "error", "data": {"message": message, "code": code, **data}})
-
-
-def _task_of(row: TaskRow) -> dict[str, Any]:
-    """What may be known of a row."""
-    return {"index": row.index, "messages": row.messages}
 
 
 def _tool_result(outcome: CallOutcome) -> dict[str, Any]:

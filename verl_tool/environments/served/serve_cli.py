@@ -27,6 +27,7 @@ from verl_tool.client import ToolClient
 from verl_tool.environments.served.episode import EpisodeLimits, ServedEpisodes
 from verl_tool.environments.served.nemo_gym import NemoGymApp, write_rows
 from verl_tool.environments.served.openenv import MAX_MESSAGE_BYTES, OpenEnvApp
+from verl_tool.environments.served.ors import OrsApp
 from verl_tool.environments.served.row_grader import RowGrader
 from verl_tool.environments.served.task_rows import TaskRows
 from verl_tool.errors import StartError, VerlToolError
@@ -45,6 +46,14 @@ class ServedProtocol(str, Enum):
 
     OPENENV = "openenv"
     NEMO_GYM = "nemo_gym"
+    ORS = "ors"
+
+
+_APPS: dict[ServedProtocol, type[OpenEnvApp] | type[NemoGymApp] | type[OrsApp]] = {
+    ServedProtocol.OPENENV: OpenEnvApp,
+    ServedProtocol.NEMO_GYM: NemoGymApp,
+    ServedProtocol.ORS: OrsApp,
+}
 
 
 @dataclass(frozen=True)
@@ -86,8 +95,7 @@ async def open_episodes(settings: ServedSettings) -> AsyncIterator[ServedEpisode
 def make_served_app(settings: ServedSettings, episodes: ServedEpisodes, port: int) -> ASGIApp:
     """The application that speaks the protocol, at `port`."""
     host_check = HostCheck(settings.host, port, settings.allowed_hosts, has_key=settings.api_key is not None)
-    kind = OpenEnvApp if settings.protocol is ServedProtocol.OPENENV else NemoGymApp
-    return kind(episodes, name=settings.name, api_key=settings.api_key, host_check=host_check)
+    return _APPS[settings.protocol](episodes, name=settings.name, api_key=settings.api_key, host_check=host_check)
 
 
 @contextlib.asynccontextmanager
