@@ -41,7 +41,7 @@ def policy() -> FastAPI:
 async def serve(app: FastAPI, port: int) -> uvicorn.Server:
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning"))
     asyncio.ensure_future(server.serve())  # noqa: RUF006
-    while not server.started:
+    while not server.started:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     return server
 

@@ -115,8 +115,11 @@ async def test_what_is_lost_is_told(servers, tmp_path):
         broken = await other.ask("POST", "/create", {"split": "train", "index": 0})
         assert broken[0] == 200
         assert (await other.events(name=SUBMIT, input={"answer": "break the grader"}))[-1][0] == "error"
-    async with served(servers, OrsApp, Puppet(), rows=rows, port=int(url.rpartition(":")[2])) as (again, _):
-        async with aiohttp.ClientSession() as http:
-            lost = Session(http, again, one.sid)
-            assert (await lost.ask("POST", "/ping"))[0] == 410
-            assert (await lost.ask("POST", "/call", {"name": "puppet"}))[0] == 410
+    port = int(url.rpartition(":")[2])
+    async with (
+        served(servers, OrsApp, Puppet(), rows=rows, port=port) as (again, _),
+        aiohttp.ClientSession() as http,
+    ):
+        lost = Session(http, again, one.sid)
+        assert (await lost.ask("POST", "/ping"))[0] == 410
+        assert (await lost.ask("POST", "/call", {"name": "puppet"}))[0] == 410

@@ -265,10 +265,9 @@ class ServedEpisodes:
     async def start(self) -> None:
         """Ask the tool server for its tools, and make the grader. Raises ConfigError for rows that cannot be served,
         ToolFault if the server does not answer."""
-        described = await self.client.tools()
-        self._described, self._described_at = described, time.monotonic()
+        self._described, self._described_at = await self._ask_for_tools(), time.monotonic()
         if self.rows is not None:
-            self._check_rows(self.rows, {tool.name for tool in described})
+            self._check_rows(self.rows, {tool.name for tool in self._described})
             await self.grader.start(self.rows)
         self._sweeper = asyncio.create_task(self._sweep())
 
@@ -320,11 +319,15 @@ class ServedEpisodes:
         """The tools of the server. Raises EpisodeLostError if it does not answer."""
         if time.monotonic() - self._described_at >= _KNOWN_SECONDS:
             try:
-                self._described = await self.client.tools()
+                self._described = await self._ask_for_tools()
             except ToolFault as error:
                 raise EpisodeLostError(str(error)) from error
             self._described_at = time.monotonic()
         return self._described
+
+    async def _ask_for_tools(self) -> list[ToolDescription]:
+        """The tools that a policy calls. Raises ToolFault."""
+        return [tool for tool in await self.client.tools() if not tool.environment]
 
     async def send(
         self, episode_id: str, action: str, step: int, extra: Mapping[str, Any], is_last: bool

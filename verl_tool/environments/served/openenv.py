@@ -122,18 +122,18 @@ class OpenEnvSession:
 
     async def reset(self, data: Mapping[str, Any]) -> _Outcome:
         """Begin an episode; one in progress is closed."""
-        wanted = _validated(_Reset, data)
+        options = _validated(_Reset, data)
         rows = self._episodes.rows
-        if wanted.split is not None and (rows is None or wanted.split != rows.split):
+        if options.split is not None and (rows is None or options.split != rows.split):
             served = "none is" if rows is None else f"{rows.split!r} is"
-            raise ProtocolError("VALIDATION_ERROR", f"split is {wanted.split[:80]!r}, and {served} served")
-        index = wanted.index
-        if index is None and wanted.seed is not None and rows is not None:
-            index = wanted.seed % len(rows)
+            raise ProtocolError("VALIDATION_ERROR", f"split is {options.split[:80]!r}, and {served} served")
+        index = options.index
+        if index is None and options.seed is not None and rows is not None:
+            index = options.seed % len(rows)
         before, self._episode = self._episode, None
         if before is not None:
             await before.close()
-        self._begin(index, wanted.episode_id)
+        self._begin(index, options.episode_id)
         return _Outcome(describe_task(self._episode.row) if self._episode and self._episode.row else {"messages": []})
 
     def _begin(self, index: int | None, label: str | None = None) -> ServedEpisode:
@@ -405,9 +405,9 @@ class _Connection:
 
     async def serve(self) -> None:
         """Answer messages until one side closes. The session ends with its connection, unless it has its own id."""
-        asked = parse_qs(self._socket.scope.get("query_string", b"").decode("latin-1")).get("session_id")
+        named = parse_qs(self._socket.scope.get("query_string", b"").decode("latin-1")).get("session_id")
         try:
-            session = self._app.attach(asked[0]) if asked else self._app.open_session(by_id=False)
+            session = self._app.attach(named[0]) if named else self._app.open_session(by_id=False)
         except ProtocolError as error:
             await self._send_error(error.code, error.message, **error.data)
             await self._socket.close(_SESSION_ENDED)

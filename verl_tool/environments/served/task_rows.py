@@ -12,6 +12,7 @@ from verl_tool.agent_loop.row import build_call_extra, listed_tools, reject_medi
 from verl_tool.agent_workers.reward_manager.grading.cli_inputs import read_raw_rows
 from verl_tool.agent_workers.reward_manager.grading.manager_process import UnusableError
 from verl_tool.errors import ConfigError
+from verl_tool.protocol import ENVIRONMENT_FIELD
 from verl_tool.util.json_text import encode_json
 from verl_tool.verification import Verification, verification_of
 
@@ -64,16 +65,20 @@ def _read_row(row: Mapping[str, Any], index: int, where: str) -> TaskRow:
     tools_kwargs = extra_info.get("tools_kwargs") if isinstance(extra_info, Mapping) else None
     with_tools = uses_tools(fields.get("use_tool"), where)
     listed = listed_tools(tools_kwargs, extra_info, where) if with_tools else ()
+    call_extra = build_call_extra(tools_kwargs, listed, where)
+    if ENVIRONMENT_FIELD in call_extra:
+        raise ConfigError(f"{where} begins in an environment, which is not served on; serve rows that call tools")
     reward_model = fields.pop("reward_model", None)
     if not isinstance(reward_model, Mapping) or "ground_truth" not in reward_model:
         raise ConfigError(f"{where}: reward_model is {reward_model!r:.80}; it must have a ground_truth")
+    verification = verification_of(reward_model, where)
     return TaskRow(
         index,
         text_messages(prompt, where),
-        build_call_extra(tools_kwargs, listed, where),
+        call_extra,
         listed,
         reward_model["ground_truth"],
-        verification_of(reward_model, where),
+        verification if isinstance(verification, Verification) else None,
         fields,
     )
 
