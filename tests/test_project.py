@@ -209,6 +209,7 @@ OF_A_WHOLE_FOLDER = {
     "checks": "all_checks",
     "eval_service": "equals_training live lm_eval",
     "eval_service/openai": "odd_requests",
+    "environments/served": "served_recordings",
     "examples/cluster": "manifests slurm",
     "examples/train": "recipes",
     "formats": "all_formats",

@@ -186,8 +186,8 @@ async def test_mcp_tools_over_http_share_the_session_of_a_connection(servers, tm
             assert text(await socket.call("ledger", input="milk")) == "bread,milk"
             over_ws = await socket.ask("mcp", rpc("tools/call", name="ledger", arguments={"input": "tea"}))
             assert over_ws["data"]["result"]["data"] == "bread,milk,tea"
-            still = await post(url, "/mcp", rpc("openenv/session/close", session_id=session))
-            assert "has a connection" in still["error"]["message"]
+            own = await socket.ask("mcp", rpc("openenv/session/close", session_id=session))
+            assert "this connection's" in own["data"]["error"]["message"]
         ended = await post(url, "/mcp", rpc("tools/call", name=SUBMIT, arguments={"answer": "42"}, session_id=session))
         assert ended["result"]["meta"] == {"reward": 1.0, "done": True}
         assert (await post(url, "/mcp", rpc("openenv/session/close", session_id=session)))["result"]["closed"]
@@ -195,6 +195,19 @@ async def test_mcp_tools_over_http_share_the_session_of_a_connection(servers, tm
             params = {} if method == "nope" else {"session_id": session}
             assert (await post(url, "/mcp", rpc(method, name="ledger", **params)))["error"]["code"] == code
         assert (await post(url, "/mcp", {"method": 3}))["error"]["code"] == -32600
+
+
+async def test_a_session_that_is_closed_during_its_connection_ends_with_it(servers):
+    ledger = Ledger()
+    async with served(servers, OpenEnvApp, ledger) as (url, _):
+        session = (await post(url, "/mcp", rpc("openenv/session/create")))["result"]["session_id"]
+        async with aiohttp.ClientSession() as http, http.ws_connect(f"{url}/ws?session_id={session}") as raw:
+            await Socket(raw).ask("reset")
+            await Socket(raw).call("ledger", input="bread")
+            closed = await post(url, "/mcp", rpc("openenv/session/close", session_id=session))
+            assert closed["result"]["closing"] is True
+            assert text(await Socket(raw).call("ledger", input="milk")) == "bread,milk"
+        await until(lambda: ledger.closed == [["bread", "milk"]])
 
 
 async def test_a_session_of_before_a_restart_is_not_taken_for_a_new_one(servers):

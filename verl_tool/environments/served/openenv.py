@@ -366,8 +366,11 @@ class OpenEnvApp(WebApp):
 
     async def _close_rpc(self, session_id: object, own: OpenEnvSession | None) -> dict[str, Any]:
         session = self.session(session_id)
-        if session is own or session.is_attached:
-            raise ProtocolError("VALIDATION_ERROR", f"session {session.id} has a connection; close that")
+        if session is own:
+            raise ProtocolError("VALIDATION_ERROR", f"session {session.id} is this connection's; close that")
+        if session.is_attached:
+            session.by_id = False  # it ends with its connection
+            return {"session_id": session.id, "closed": False, "closing": True}
         await self.close_session(session)
         return {"session_id": session.id, "closed": True}
 
@@ -474,6 +477,7 @@ class _Connection:
             return False
         else:
             if answer is None:
+                session.is_attached = False  # its client may close it by /mcp as soon as this connection has ended
                 await self._socket.close()
                 return False
             await self._send(answer)
