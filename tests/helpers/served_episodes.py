@@ -84,7 +84,7 @@ class ExactGrader(RowGrader):
 
     async def grade(self, row: TaskRow, turns: Sequence[str]) -> RowGrade:
         if turns and turns[-1] == "break the grader":
-            return RowGrade(failure="the grader broke")
+            return RowGrade(failure=f"it broke on the gold answer {row.ground_truth}")
         right = bool(turns) and str(row.ground_truth) in turns[-1]
         return RowGrade(float(right), numbers={"acc": float(right)})
 

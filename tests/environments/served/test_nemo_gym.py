@@ -126,7 +126,9 @@ async def test_what_no_policy_can_cause_is_masked(servers, tmp_path):
         one, two, three = agent(), agent(), agent()
         await one.seed()
         await two.seed()
-        assert (await one.verify(message("break the grader")))["failure_kind"] == "judge_failed"
+        failed = await one.verify(message("break the grader"))
+        assert (failed["mask_sample"], failed["failure_kind"]) == (True, "judge_failed")
+        assert "broke" not in failed["failure_reason"], "it may quote the ground truth"
         assert (await two.post("/ledger", {"input": "bread"}))[0] == 200
         [tool_server] = servers._running
         await servers.stop()

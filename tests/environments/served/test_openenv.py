@@ -140,7 +140,8 @@ async def test_what_goes_wrong_is_told_as_the_protocol_has_it(servers, tmp_path)
             await socket.ask("reset")
             lost = await socket.ask("step", {"type": "call_tool", "tool_name": SUBMIT, "arguments": _BREAK})
             assert lost["data"]["code"] == "SESSION_ERROR"
-            assert "no reward: the grader broke" in lost["data"]["message"]
+            assert "the grader failed for row 0" in lost["data"]["message"]
+            assert "broke" not in lost["data"]["message"], "it may quote the ground truth"
             assert (await socket.socket.receive(timeout=5)).type is aiohttp.WSMsgType.CLOSE
 
 
@@ -261,3 +262,37 @@ async def test_many_sessions_keep_apart(servers):
 
         played = await asyncio.gather(*(play(number) for number in range(16)))
         assert [answers[-1] for answers in played] == [",".join(f"{n}-{i}" for i in range(5)) for n in range(16)]
+
+
+async def test_odd_messages_do_not_harm_other_sessions(servers):
+    call = {"type": "call_tool", "tool_name": "ledger"}
+    async with served(servers, OpenEnvApp, Ledger()) as (url, episodes), connected(url) as well:
+        await well.ask("reset")
+        async with connected(url) as odd:
+            await odd.ask("reset")
+            for message in (
+                b"\xff\xfe",
+                b"[" * 5000,
+                b"[1]",
+                b'"text"',
+                b'{"type": ["step"]}',
+                b'{"type": "step", "data": 3}',
+                b'{"type": "reset", "data": {"index": 1e400}}',
+                b'{"type": "mcp", "data": {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": {}}}}',
+                b'{"type": "mcp", "data": {"jsonrpc": "2.0", "id": {}, "method": "tools/list"}}',
+            ):
+                await odd.socket.send_bytes(message)
+                answer = json.loads(await odd.socket.receive_str(timeout=20))
+                assert answer["type"] == "error" or "error" in answer["data"], message
+            surrogate = json.dumps({"type": "step", "data": {**call, "arguments": {"input": "\ud800"}}})
+            await odd.socket.send_str(surrogate)
+            assert json.loads(await odd.socket.receive_str())["data"]["observation"]["result"]["data"] == "\ufffd"
+            # Two messages at once are answered one after the other.
+            for entry in ("a", "b"):
+                await odd.socket.send_json({"type": "step", "data": {**call, "arguments": {"input": entry}}})
+            both = [json.loads(await odd.socket.receive_str())["data"] for _ in range(2)]
+            assert [text(data) for data in both] == ["\ufffd,a", "\ufffd,a,b"]
+            await odd.socket.send_str("x" * (2 << 20))
+            assert (await odd.socket.receive(timeout=20)).data == 1009, "a message that is too large"
+        await until(lambda: len(episodes) == 1)
+        assert text(await well.call("ledger", input="bread")) == "bread"

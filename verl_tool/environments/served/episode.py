@@ -8,10 +8,11 @@ an adapter keeps of an episode is its id, its step number and its row.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -39,6 +40,7 @@ GRACE_SECONDS = 5.0
 """Beyond `EpisodeLimits.call_seconds`, so that the client can report the deadline itself."""
 MAX_WAITING = 16
 """Calls of one episode at a time; they run one after the other."""
+GRADER_FAILED = "the grader failed"
 _SWEEP_SECONDS = 5.0
 _KNOWN_SECONDS = 60.0
 """How long the list of tools is kept."""
@@ -56,6 +58,9 @@ class EpisodeLimits(BaseModel):
     """Deadline of one call, with all retries."""
     max_calls: int = Field(default=1000, ge=1)
     """Of one episode."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class CapacityError(VerlToolError):
@@ -139,9 +144,9 @@ class ServedEpisode:
             raise EpisodeError("this episode has no row to grade it by; serve rows (--rows)")
         return await self._run_to_end(self._make_grade(self.row, turns))
 
-    async def close(self) -> None:
-        """Free the state of the tools, and stop what they run for it."""
-        self._lost = self._lost or "the episode was closed"
+    async def close(self, why: str = "the episode was closed") -> None:
+        """Free the state of the tools, and stop what they run for it. `why` is told whoever calls it later."""
+        self._lost = self._lost or why
         self._episodes.forget(self)
         for task in self._running:
             task.cancel()
@@ -206,6 +211,10 @@ class ServedEpisode:
                     grade = await self._episodes.grader.grade(row, turns)
                 else:
                     grade = await self._verify(row.verification)
+                if grade.reward is None:
+                    # It may quote the ground truth, which no client gets.
+                    logger.warning("row %d has no reward: %s", row.index, grade.failure)
+                    grade = replace(grade, failure=f"{GRADER_FAILED} for row {row.index}; this server's log says why")
                 self.is_over, self._grade = True, grade
             return self._grade
 
@@ -363,7 +372,7 @@ class ServedEpisodes:
             await asyncio.sleep(min(_SWEEP_SECONDS, self.limits.idle_seconds / 4))
             before = time.monotonic() - self.limits.idle_seconds
             for episode in [each for each in self._episodes.values() if each.used_at < before and not each.is_busy]:
-                await episode.close()
+                await episode.close(f"the episode was idle for {self.limits.idle_seconds:g} s and was closed")
 
     def _check_rows(self, rows: TaskRows, known: set[str]) -> None:
         for row in rows.rows:

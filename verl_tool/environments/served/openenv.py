@@ -409,6 +409,7 @@ class _Connection:
     async def serve(self) -> None:
         """Answer messages until one side closes. The session ends with its connection, unless it has its own id."""
         named = parse_qs(self._socket.scope.get("query_string", b"").decode("latin-1")).get("session_id")
+        await self._app.close_idle()
         try:
             session = self._app.attach(named[0]) if named else self._app.open_session(by_id=False)
         except ProtocolError as error:
@@ -424,7 +425,7 @@ class _Connection:
                 await asyncio.shield(asyncio.ensure_future(self._app.close_session(session)))
 
     async def _answer_all(self, session: OpenEnvSession) -> None:
-        incoming = asyncio.ensure_future(self._receive())
+        incoming, work = asyncio.ensure_future(self._receive()), None
         try:
             while True:
                 await asyncio.wait([incoming], timeout=self._app.idle_seconds)
@@ -439,14 +440,15 @@ class _Connection:
                 incoming = asyncio.ensure_future(self._receive())
                 work = asyncio.ensure_future(self._answer(session, text))
                 await asyncio.wait([work, incoming], return_when=asyncio.FIRST_COMPLETED)
-                if not work.done() and incoming.done() and incoming.exception() is not None:
-                    work.cancel()
+                if not work.done() and incoming.exception() is not None:
+                    return
                 if not await work:
                     return
         finally:
-            incoming.cancel()
-            with contextlib.suppress(asyncio.CancelledError, WebSocketDisconnect):
-                await incoming
+            left = [task for task in (incoming, work) if task is not None]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
     async def _receive(self) -> str:
         message = await self._socket.receive()
