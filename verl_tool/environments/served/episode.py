@@ -21,7 +21,7 @@ from verl_tool.client import ToolClient
 from verl_tool.content.parts import to_wire
 from verl_tool.environments.served.row_grader import RowGrade, RowGrader
 from verl_tool.environments.served.task_rows import TaskRow, TaskRows
-from verl_tool.errors import ConfigError, ToolFault, VerlToolError
+from verl_tool.errors import ConfigError, StartError, ToolFault, VerlToolError
 from verl_tool.protocol import (
     ABORT_FIELD,
     DIRECT_FIELD,
@@ -40,6 +40,8 @@ GRACE_SECONDS = 5.0
 """Beyond `EpisodeLimits.call_seconds`, so that the client can report the deadline itself."""
 MAX_WAITING = 16
 """Calls of one episode at a time; they run one after the other."""
+START_SECONDS = 30.0
+"""For the tool server's first answer."""
 GRADER_FAILED = "the grader failed"
 _SWEEP_SECONDS = 5.0
 _KNOWN_SECONDS = 60.0
@@ -273,8 +275,15 @@ class ServedEpisodes:
 
     async def start(self) -> None:
         """Ask the tool server for its tools, and make the grader. Raises ConfigError for rows that cannot be served,
-        ToolFault if the server does not answer."""
-        self._described, self._described_at = await self._ask_for_tools(), time.monotonic()
+        StartError if the server does not answer."""
+        try:
+            self._described = await asyncio.wait_for(self._ask_for_tools(), START_SECONDS)
+        except (asyncio.TimeoutError, ToolFault) as error:
+            words = str(error) or f"no answer within {START_SECONDS:g} s"
+            raise StartError(
+                f"the tool server at {self.client.url} does not answer ({words}); start it first"
+            ) from None
+        self._described_at = time.monotonic()
         if self.rows is not None:
             self._check_rows(self.rows, {tool.name for tool in self._described})
             await self.grader.start(self.rows)

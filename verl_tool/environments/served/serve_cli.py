@@ -219,5 +219,5 @@ def _errors() -> Any:
     try:
         yield
     except (VerlToolError, UnusableError) as error:
-        console.print(str(error), style="red", markup=False, highlight=False)
+        console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
