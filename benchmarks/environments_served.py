@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import statistics
 import subprocess
 import sys
@@ -104,11 +105,11 @@ async def call_directly(url: str, name: str, arguments: Mapping[str, Any], sessi
     load, milliseconds = os.getloadavg()[0], []
     action = json.dumps({"name": name, "arguments": arguments})
 
-    async def step(client: ToolClient, number: int, until: float, counts: bool) -> None:
-        count = 0
+    async def step(client: ToolClient, until: float, counts: bool) -> None:
+        count, trajectory = 0, secrets.token_hex(8)  # a repeated step would be answered from its record
         while time.perf_counter() < until:
             began = time.perf_counter()
-            await client.call(f"{number}-{counts}", action, step=count, extra={DIRECT_FIELD: True})
+            await client.call(trajectory, action, step=count, extra={DIRECT_FIELD: True})
             count += 1
             if counts:
                 milliseconds.append(1e3 * (time.perf_counter() - began))
@@ -116,7 +117,7 @@ async def call_directly(url: str, name: str, arguments: Mapping[str, Any], sessi
     async with ToolClient(url) as client:
         for counts, length in ((False, 1.0), (True, seconds)):
             began = time.perf_counter()
-            await asyncio.gather(*(step(client, number, began + length, counts) for number in range(sessions)))
+            await asyncio.gather(*(step(client, began + length, counts) for _ in range(sessions)))
         passed = time.perf_counter() - began
     return cell_of(f"{name}, ToolClient", sessions, load, passed, milliseconds)
 
