@@ -132,6 +132,9 @@ async def test_what_goes_wrong_is_told_as_the_protocol_has_it(servers, tmp_path)
                 refusal = json.loads(await second.socket.receive_str())["data"]
                 assert (refusal["code"], refusal["active_sessions"]) == ("CAPACITY_REACHED", 1)
             await socket.ask("reset")
+            assert text(await socket.call("puppet", input="say hi")) == "hi"
+            assert (await socket.ask("reset", {"index": 7}))["data"]["code"] == "EXECUTION_ERROR"
+            assert text(await socket.call("puppet", input="say it goes on")) == "it goes on"
             unknown = await socket.call("nope")
             assert unknown["observation"]["error"]["error_type"] == "tool_not_found"
             crashed = await socket.call("puppet", input="crash boom")

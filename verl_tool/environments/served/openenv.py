@@ -37,7 +37,7 @@ from verl_tool.environments.served.submit import DESCRIPTION, SCHEMA, call_or_su
 from verl_tool.environments.served.task_routes import TaskRoutes, describe_task
 from verl_tool.errors import ToolFault
 from verl_tool.http.host_check import HostCheck
-from verl_tool.http.messages import HttpError, JsonResponse, path_of
+from verl_tool.http.messages import RETRY_AFTER, HttpError, JsonResponse, path_of
 from verl_tool.http.metrics import PROMETHEUS_TEXT, HttpMetrics
 from verl_tool.http.request_body import RequestBodies
 from verl_tool.http.web_app import HEALTH_PATH, Request, WebApp
@@ -130,6 +130,7 @@ class OpenEnvSession:
         index = options.index
         if index is None and options.seed is not None and rows is not None:
             index = options.seed % len(rows)
+        self._episodes.row(index)  # a row that is not there does not end the episode
         before, self._episode = self._episode, None
         if before is not None:
             await before.close()
@@ -268,6 +269,12 @@ class OpenEnvApp(WebApp):
             await socket.accept()
             await _Connection(self, socket).serve()
 
+    def as_http_error(self, error: Exception) -> HttpError:
+        """Map a handler exception to an HTTP error."""
+        if isinstance(error, EpisodeLostError):
+            return HttpError(503, "unreachable", str(error), headers=RETRY_AFTER)
+        return super().as_http_error(error)
+
     # Sessions
 
     def open_session(self, *, by_id: bool) -> OpenEnvSession:
@@ -361,7 +368,8 @@ class OpenEnvApp(WebApp):
         assert session is not None
         outcome = await session.call(name, arguments)
         if outcome.error:
-            raise ProtocolError("VALIDATION_ERROR", outcome.text, error_type=outcome.error)
+            data = {"error_type": outcome.error, "reward": outcome.reward, "done": outcome.done}
+            raise ProtocolError("VALIDATION_ERROR", outcome.text, **data)
         return {**_tool_result(outcome), "meta": {"reward": outcome.reward, "done": outcome.done}}
 
     async def _close_rpc(self, session_id: object, own: OpenEnvSession | None) -> dict[str, Any]:

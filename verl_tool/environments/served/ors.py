@@ -119,12 +119,13 @@ class OrsApp(WebApp):
         await super().__call__(scope, receive, send)
 
     def as_http_error(self, error: Exception) -> HttpError:
+        """Map a handler exception to an HTTP error."""
         if isinstance(error, EpisodeLostError):
             return HttpError(410, "session_lost", str(error))
         return super().as_http_error(error)
 
     def error_response(self, error: HttpError) -> Response:
-        """As FastAPI has it, which these clients read."""
+        """Convert an error to a response, in the form of FastAPI, which these clients read."""
         return JsonResponse({"detail": error.message}, error.status, error.headers)
 
     # Sessions
