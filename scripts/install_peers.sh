@@ -15,7 +15,7 @@ install_python() { # PYTHON NAME PACKAGE...
     "$folder/$name/bin/pip" install --quiet "$@"
 }
 new_enough() { "$1" -c "import sys; sys.exit(sys.version_info < ($2))" 2>/dev/null; }
-# A Python of Debian's testing release, in a file system of its own, for packages that need a newer one than is here.
+# The Python of Debian unstable, in a file system of its own, for packages that need a newer one than is here.
 install_in_chroot() { # NAME PACKAGE...
     local root="$folder/debian" name="$1"
     shift
@@ -24,7 +24,7 @@ install_in_chroot() { # NAME PACKAGE...
             echo "$name is left out: it needs a newer Python, or root and debootstrap" >&2
             return
         fi
-        debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates testing "$root"
+        debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates sid "$root"
         cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
         cp /etc/resolv.conf "$root/etc/resolv.conf"
     fi
