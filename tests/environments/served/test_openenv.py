@@ -299,3 +299,11 @@ async def test_odd_messages_do_not_harm_other_sessions(servers):
             assert (await odd.socket.receive(timeout=20)).data == 1009, "a message that is too large"
         await until(lambda: len(episodes) == 1)
         assert text(await well.call("ledger", input="bread")) == "bread"
+
+
+async def test_the_deadline_of_a_request_s_head_is_none_of_a_connection(servers, monkeypatch):
+    monkeypatch.setattr("verl_tool.http.http_protocol.HEAD_SECONDS", 0.2)
+    async with served(servers, OpenEnvApp, Ledger()) as (url, _), connected(url) as socket:
+        await socket.ask("reset")
+        await asyncio.sleep(0.6)
+        assert text(await socket.call("ledger", input="bread")) == "bread"

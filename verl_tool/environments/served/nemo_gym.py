@@ -22,8 +22,6 @@ from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge
-from prometheus_client.exposition import generate_latest
 from starlette.responses import Response
 
 from verl_tool.environments.served.episode import (
@@ -34,16 +32,14 @@ from verl_tool.environments.served.episode import (
     ServedEpisodes,
 )
 from verl_tool.environments.served.row_grader import RowGrade
+from verl_tool.environments.served.served_app import ServedApp, read_object
 from verl_tool.environments.served.task_rows import TaskRows
-from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.errors import ConfigError
 from verl_tool.http.host_check import HostCheck
 from verl_tool.http.messages import RETRY_AFTER, HttpError, JsonResponse
-from verl_tool.http.metrics import PROMETHEUS_TEXT, HttpMetrics
-from verl_tool.http.request_body import RequestBodies
-from verl_tool.http.web_app import HEALTH_PATH, Request, WebApp
+from verl_tool.http.web_app import Request
 from verl_tool.protocol import ToolDescription
 from verl_tool.util.atomic_files import atomic_write
-from verl_tool.util.json_text import BadJsonError, decode_request_json
 
 COOKIE = "verl_tool_session"
 ROW_FIELD = "verl_tool"
@@ -101,8 +97,8 @@ class _Graded:
     """NeMo-Gym's failure kind, if there is no reward."""
 
 
-class NemoGymApp(WebApp):
-    """The resources server. Its caller starts and closes `episodes`."""
+class NemoGymApp(ServedApp):
+    """The resources server."""
 
     def __init__(
         self,
@@ -112,31 +108,27 @@ class NemoGymApp(WebApp):
         api_key: str | None = None,
         host_check: HostCheck | None = None,
     ) -> None:
-        self._episodes, self._name = episodes, name
         self._secret = secrets.token_bytes(32)
         self._graded: OrderedDict[str, _Graded] = OrderedDict()
-        self._registry = CollectorRegistry()
-        Gauge("verl_tool_sessions", "Open sessions.", registry=self._registry).set_function(episodes.__len__)
         super().__init__(
+            episodes,
             [
-                ("GET", HEALTH_PATH, self._health),
-                ("GET", "/metrics", self._metrics_text),
                 ("POST", "/seed_session", self._seed),
                 ("POST", "/close_session", self._close),
                 ("POST", "/verify", self._verify),
                 ("POST", "/aggregate_metrics", self._aggregate),
                 ("POST", "/{tool}", self._call),
             ],
-            HttpMetrics(self._registry),
-            RequestBodies(MAX_BODY_BYTES),
-            tokens=() if api_key is None else (api_key,),
+            name=name,
+            api_key=api_key,
             host_check=host_check,
+            max_body_bytes=MAX_BODY_BYTES,
         )
 
     # Sessions
 
     async def _seed(self, request: Request) -> Response:
-        body = _object_in(request)
+        body = read_object(request, 422)
         if "resources_session_id" in body:
             raise HttpError(
                 501, "not_supported", "sessions of an Environment Server are not served; use an agent's /run"
@@ -199,7 +191,7 @@ class NemoGymApp(WebApp):
     # Routes
 
     async def _call(self, request: Request) -> Response:
-        arguments = _object_in(request)
+        arguments = read_object(request, 422)
         episode = self._episode(self._session_id(request))
         tool = request.path_params["tool"]
         try:
@@ -215,7 +207,7 @@ class NemoGymApp(WebApp):
         return Response(outcome.text, status, media_type="text/plain")
 
     async def _verify(self, request: Request) -> Response:
-        body = _object_in(request)
+        body = read_object(request, 422)
         index, turns = self._row_number(body), _turns_in(body)
         if index is None:
             raise HttpError(501, "no_rows", "no rows are served, so that nothing can be graded; start with --rows")
@@ -265,7 +257,7 @@ class NemoGymApp(WebApp):
 
     async def _aggregate(self, request: Request) -> Response:
         """Means over the rollouts that count, as NeMo-Gym's agents ask for them."""
-        responses = _object_in(request).get("verify_responses")
+        responses = read_object(request, 422).get("verify_responses")
         if not isinstance(responses, list) or not all(isinstance(each, dict) for each in responses):
             raise HttpError(422, "bad_request", "verify_responses must be a list of objects", "verify_responses")
         counted = [each for each in responses if not each.get("mask_sample")]
@@ -278,30 +270,9 @@ class NemoGymApp(WebApp):
         tasks = [{_TASK_INDEX: task, "mean/reward": statistics.fmean(group)} for task, group in groups.items()]
         return JsonResponse({"group_level_metrics": tasks, "agent_metrics": metrics, "key_metrics": metrics})
 
-    async def _health(self, _: Request) -> Response:
-        try:
-            report = await self._episodes.client.health()
-        except ToolFault as error:
-            return JsonResponse({"status": "unhealthy", "message": str(error)}, 503)
-        return JsonResponse({"status": report.status, "name": self._name}, 200 if report.status == "healthy" else 503)
-
-    async def _metrics_text(self, _: Request) -> Response:
-        return Response(generate_latest(self._registry), media_type=PROMETHEUS_TEXT)
-
 
 def _lost(why: str) -> HttpError:
     return HttpError(410, "session_lost", f"{why}. Its state is lost")
-
-
-def _object_in(request: Request) -> dict[str, Any]:
-    """Raises HttpError 422 if the body is no JSON object."""
-    try:
-        value = decode_request_json(request.body or b"{}")
-    except BadJsonError as error:
-        raise HttpError(422, "bad_request", str(error)) from None
-    if not isinstance(value, dict):
-        raise HttpError(422, "bad_request", f"the body is a {type(value).__name__}; send an object")
-    return value
 
 
 def _turns_in(body: Mapping[str, Any]) -> list[str]:

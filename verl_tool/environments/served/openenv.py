@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 from urllib.parse import parse_qs
 
-from prometheus_client import CollectorRegistry, Gauge
-from prometheus_client.exposition import generate_latest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -33,14 +31,12 @@ from verl_tool.environments.served.episode import (
     ServedEpisode,
     ServedEpisodes,
 )
+from verl_tool.environments.served.served_app import ServedApp
 from verl_tool.environments.served.submit import DESCRIPTION, SCHEMA, call_or_submit
 from verl_tool.environments.served.task_routes import TaskRoutes, describe_task
-from verl_tool.errors import ToolFault
 from verl_tool.http.host_check import HostCheck
-from verl_tool.http.messages import RETRY_AFTER, HttpError, JsonResponse, path_of
-from verl_tool.http.metrics import PROMETHEUS_TEXT, HttpMetrics
-from verl_tool.http.request_body import RequestBodies
-from verl_tool.http.web_app import HEALTH_PATH, Request, WebApp
+from verl_tool.http.messages import HttpError, JsonResponse, path_of
+from verl_tool.http.web_app import Request
 from verl_tool.util.json_text import BadJsonError, decode_request_json, encode_json
 
 MAX_MESSAGE_BYTES = 4 << 20
@@ -182,8 +178,8 @@ class OpenEnvSession:
             await self._episode.close()
 
 
-class OpenEnvApp(WebApp):
-    """The environment over HTTP and WebSocket. Its caller starts and closes `episodes`."""
+class OpenEnvApp(ServedApp):
+    """The environment over HTTP and WebSocket."""
 
     schema: ClassVar[dict[str, Any]] = {
         "action": {
@@ -230,26 +226,23 @@ class OpenEnvApp(WebApp):
         api_key: str | None = None,
         host_check: HostCheck | None = None,
     ) -> None:
-        self._episodes, self._name = episodes, name
         self._sessions: dict[str, OpenEnvSession] = {}
-        self._registry = CollectorRegistry()
-        Gauge("verl_tool_sessions", "Open sessions.", registry=self._registry).set_function(self._sessions.__len__)
         super().__init__(
+            episodes,
             [
-                ("GET", HEALTH_PATH, self._health),
                 ("GET", "/metadata", self._metadata),
                 ("GET", "/schema", self._schema),
-                ("GET", "/metrics", self._metrics_text),
                 ("POST", "/mcp", self._mcp),
                 ("POST", "/reset", self._without_session),
                 ("POST", "/step", self._without_session),
                 ("GET", "/state", self._without_session),
                 *TaskRoutes(episodes, name).routes(),
             ],
-            HttpMetrics(self._registry),
-            RequestBodies(MAX_MESSAGE_BYTES),
-            tokens=() if api_key is None else (api_key,),
+            name=name,
+            api_key=api_key,
             host_check=host_check,
+            max_body_bytes=MAX_MESSAGE_BYTES,
+            count_sessions=self._sessions.__len__,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -268,12 +261,6 @@ class OpenEnvApp(WebApp):
         with contextlib.suppress(WebSocketDisconnect, asyncio.TimeoutError):
             await socket.accept()
             await _Connection(self, socket).serve()
-
-    def as_http_error(self, error: Exception) -> HttpError:
-        """Map a handler exception to an HTTP error."""
-        if isinstance(error, EpisodeLostError):
-            return HttpError(503, "unreachable", str(error), headers=RETRY_AFTER)
-        return super().as_http_error(error)
 
     # Sessions
 
@@ -384,14 +371,6 @@ class OpenEnvApp(WebApp):
 
     # Routes
 
-    async def _health(self, _: Request) -> Response:
-        try:
-            report = await self._episodes.client.health()
-        except ToolFault as error:
-            return JsonResponse({"status": "unhealthy", "message": str(error)}, 503)
-        healthy = report.status == "healthy"
-        return JsonResponse({"status": "healthy" if healthy else "unhealthy"}, 200 if healthy else 503)
-
     async def _metadata(self, _: Request) -> Response:
         names = ", ".join(tool.name for tool in await self._episodes.tools())
         rows = self._episodes.rows
@@ -400,9 +379,6 @@ class OpenEnvApp(WebApp):
 
     async def _schema(self, _: Request) -> Response:
         return JsonResponse(self.schema)
-
-    async def _metrics_text(self, _: Request) -> Response:
-        return Response(generate_latest(self._registry), media_type=PROMETHEUS_TEXT)
 
     async def _without_session(self, _: Request) -> Response:
         raise HttpError(501, "no_session", "HTTP keeps no session; connect to /ws, or use /mcp with a session_id")

@@ -14,8 +14,6 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge
-from prometheus_client.exposition import generate_latest
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -24,20 +22,17 @@ from verl_tool.environments.served.episode import (
     CallOutcome,
     CapacityError,
     EpisodeError,
-    EpisodeLostError,
     ServedEpisode,
     ServedEpisodes,
 )
+from verl_tool.environments.served.served_app import ServedApp, read_object
 from verl_tool.environments.served.submit import ARGUMENT, DESCRIPTION, SUBMIT, call_or_submit
 from verl_tool.environments.served.task_routes import ENVIRONMENT, TaskRoutes
-from verl_tool.errors import ToolFault
 from verl_tool.http.event_stream import HEARTBEAT, EventStream
 from verl_tool.http.host_check import HostCheck
 from verl_tool.http.messages import RETRY_AFTER, HttpError, JsonResponse
-from verl_tool.http.metrics import PROMETHEUS_TEXT, HttpMetrics
-from verl_tool.http.request_body import RequestBodies
-from verl_tool.http.web_app import HEALTH_PATH, Handler, Request, WebApp
-from verl_tool.util.json_text import BadJsonError, decode_request_json, encode_json
+from verl_tool.http.web_app import Handler, Request
+from verl_tool.util.json_text import encode_json
 
 MAX_BODY_BYTES = 4 << 20
 MAX_TASKS = 1024
@@ -63,8 +58,10 @@ class _Call(BaseModel):
     task_id: str | None = None
 
 
-class OrsApp(WebApp):
-    """The environment over HTTP. Its caller starts and closes `episodes`."""
+class OrsApp(ServedApp):
+    """The environment over HTTP."""
+
+    healthy = "ok"
 
     def __init__(
         self,
@@ -74,17 +71,13 @@ class OrsApp(WebApp):
         api_key: str | None = None,
         host_check: HostCheck | None = None,
     ) -> None:
-        self._episodes, self._name = episodes, name
         self._sessions: dict[str, ServedEpisode] = {}
         self._tasks: OrderedDict[str, tuple[str, asyncio.Task[bytes]]] = OrderedDict()
         """Sessions and answers of calls, by the ids of their tasks."""
-        self._registry = CollectorRegistry()
-        Gauge("verl_tool_sessions", "Open sessions.", registry=self._registry).set_function(episodes.__len__)
         tasks = TaskRoutes(episodes, name)
         super().__init__(
+            episodes,
             [
-                ("GET", HEALTH_PATH, self._health),
-                ("GET", "/metrics", self._metrics_text),
                 ("POST", "/create_session", self._create_session),
                 ("POST", "/create", self._create),
                 ("POST", "/ping", self._ping),
@@ -95,10 +88,10 @@ class OrsApp(WebApp):
                 *self._routes(ENVIRONMENT),
                 *tasks.routes()[1:],
             ],
-            HttpMetrics(self._registry),
-            RequestBodies(MAX_BODY_BYTES),
-            tokens=() if api_key is None else (api_key,),
+            name=name,
+            api_key=api_key,
             host_check=host_check,
+            max_body_bytes=MAX_BODY_BYTES,
         )
 
     def _routes(self, prefix: str) -> list[tuple[str, str, Handler]]:
@@ -118,12 +111,6 @@ class OrsApp(WebApp):
                 scope["headers"] = [*scope["headers"], (b"authorization", b"Bearer " + key)]
         await super().__call__(scope, receive, send)
 
-    def as_http_error(self, error: Exception) -> HttpError:
-        """Map a handler exception to an HTTP error."""
-        if isinstance(error, EpisodeLostError):
-            return HttpError(410, "session_lost", str(error))
-        return super().as_http_error(error)
-
     def error_response(self, error: HttpError) -> Response:
         """Convert an error to a response, in the form of FastAPI, which these clients read."""
         return JsonResponse({"detail": error.message}, error.status, error.headers)
@@ -131,7 +118,7 @@ class OrsApp(WebApp):
     # Sessions
 
     async def _create_session(self, request: Request) -> Response:
-        if unknown := set(_object_in(request)):
+        if unknown := set(read_object(request, 400)):
             raise HttpError(400, "not_supported", f"{sorted(unknown)!r:.200} cannot be set for a session here")
         # The name tells a session of this process from one of before its start.
         return _stream_of(f"{self._episodes.name}.{secrets.token_hex(16)}", b"")
@@ -237,16 +224,6 @@ class OrsApp(WebApp):
         if name != self._name:
             raise HttpError(404, "unknown_environment", f"unknown environment {name[:80]!r}")
 
-    async def _health(self, _: Request) -> Response:
-        try:
-            report = await self._episodes.client.health()
-        except ToolFault as error:
-            return JsonResponse({"status": "unhealthy", "message": str(error)}, 503)
-        return JsonResponse({"status": "ok" if report.status == "healthy" else report.status})
-
-    async def _metrics_text(self, _: Request) -> Response:
-        return Response(generate_latest(self._registry), media_type=PROMETHEUS_TEXT)
-
 
 async def _run(episode: ServedEpisode, call: _Call) -> bytes:
     """The result of a call as JSON. Raises EpisodeLostError."""
@@ -305,21 +282,10 @@ def _block(message: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "text", "text": str(message.get("content") or ""), "detail": None}
 
 
-def _object_in(request: Request) -> dict[str, Any]:
-    """Raises HttpError 400 if the body is no JSON object."""
-    try:
-        value = decode_request_json(request.body or b"{}")
-    except BadJsonError as error:
-        raise HttpError(400, "bad_request", str(error)) from None
-    if not isinstance(value, dict):
-        raise HttpError(400, "bad_request", f"the body is a {type(value).__name__}; send an object")
-    return value
-
-
 def _validated(kind: Any, request: Request) -> Any:
     """Raises HttpError 422 that names the field."""
     try:
-        return kind.model_validate(_object_in(request))
+        return kind.model_validate(read_object(request, 400))
     except ValidationError as error:
         problem = error.errors()[0]
         words = f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"

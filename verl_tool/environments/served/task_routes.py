@@ -7,10 +7,10 @@ from typing import Any
 from starlette.responses import Response
 
 from verl_tool.environments.served.episode import ServedEpisodes
+from verl_tool.environments.served.served_app import read_object
 from verl_tool.environments.served.task_rows import TaskRow, TaskRows
 from verl_tool.http.messages import HttpError, JsonResponse
 from verl_tool.http.web_app import Handler, Request
-from verl_tool.util.json_text import BadJsonError, decode_request_json
 
 ENVIRONMENT = "/{env_name}"
 
@@ -69,11 +69,8 @@ class TaskRoutes:
 
     def _of_split(self, request: Request) -> tuple[list[TaskRow], dict[str, Any]]:
         rows = self._rows(request)
-        try:
-            body = decode_request_json(request.body)
-        except BadJsonError as error:
-            raise HttpError(400, "bad_request", str(error)) from None
-        split = body.get("split") if isinstance(body, dict) else None
+        body = read_object(request, 400)
+        split = body.get("split")
         if split != rows.split:
             raise HttpError(400, "bad_request", f"split is {split!r:.80}; {rows.split!r} is served", "split")
         return rows.rows, body
