@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import secrets
 import statistics
@@ -33,7 +34,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load import percentile
+from benchmarks.load import percentile, usage_of_tree
 from verl_tool.client import ToolClient
 from verl_tool.protocol import DIRECT_FIELD
 from verl_tool.servers.serve.ports import free_ports
@@ -52,13 +53,16 @@ class ServedCell:
     steps_a_second: float
     median_ms: float
     p99_ms: float
+    cpu_ms: float
+    """CPU time a step of the process that speaks the protocol: the adapter alone, or all of openenv's server. NaN for
+    calls without an adapter."""
     load: float
     """Of the machine over the last minute, when the measurement began."""
 
 
 @contextmanager
-def running(command: Sequence[str], url: str, log: Path) -> Iterator[None]:
-    """Run a server within the block, from when it answers ``/health``."""
+def running(command: Sequence[str], url: str, log: Path) -> Iterator[int]:
+    """Run a server within the block, from when it answers ``/health``. Yields its process id."""
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
     try:
@@ -67,7 +71,7 @@ def running(command: Sequence[str], url: str, log: Path) -> Iterator[None]:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"{' '.join(command)} does not serve:\n{log.read_text()[-2000:]}")
             time.sleep(0.2)
-        yield
+        yield process.pid
     finally:
         process.terminate()
         try:
@@ -84,20 +88,26 @@ def _answers(url: str) -> bool:
         return False
 
 
-def cell_of(name: str, sessions: int, load: float, seconds: float, milliseconds: Sequence[float]) -> ServedCell:
-    rate = len(milliseconds) / seconds
-    return ServedCell(name, sessions, rate, statistics.median(milliseconds), percentile(milliseconds, 0.99), load)
+def cell_of(
+    name: str, sessions: int, load: float, seconds: float, milliseconds: Sequence[float], cpu_ms: float = math.nan
+) -> ServedCell:
+    rate, median = len(milliseconds) / seconds, statistics.median(milliseconds)
+    return ServedCell(name, sessions, rate, median, percentile(milliseconds, 0.99), cpu_ms, load)
 
 
-def play(python: Path, name: str, url: str, action: Mapping[str, Any], sessions: int, seconds: float) -> ServedCell:
-    """Measure an environment with openenv's client."""
-    load = os.getloadavg()[0]
+def play(
+    python: Path, name: str, url: str, pid: int, action: Mapping[str, Any], sessions: int, seconds: float
+) -> ServedCell:
+    """Measure an environment, whose server is the process `pid`, with openenv's client."""
+    load, cpu = os.getloadavg()[0], usage_of_tree([pid]).cpu_seconds
     command = [str(python), str(PEER), "play", url, json.dumps(action), str(sessions), str(seconds)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=seconds + START_SECONDS, check=False)
     if run.returncode:
         raise SystemExit(f"{name}: {run.stderr[-2000:]}")
     played = json.loads(run.stdout.splitlines()[-1])
-    return cell_of(name, sessions, load, played["seconds"], played["milliseconds"])
+    steps = played["warm_up"] + len(played["milliseconds"])
+    cpu_ms = 1e3 * (usage_of_tree([pid]).cpu_seconds - cpu) / steps
+    return cell_of(name, sessions, load, played["seconds"], played["milliseconds"], cpu_ms)
 
 
 async def call_directly(url: str, name: str, arguments: Mapping[str, Any], sessions: int, seconds: float) -> ServedCell:
@@ -145,19 +155,19 @@ def main(
         front = ("serve", "openenv", "--tool_server", server, "--port", adapter.rpartition(":")[2])
         with (
             running([sys.executable, "-m", "verl_tool.servers.ray_serve", *tools], server, log / "server"),
-            running([sys.executable, "-m", "verl_tool.environments", *front], adapter, log / "adapter"),
+            running([sys.executable, "-m", "verl_tool.environments", *front], adapter, log / "adapter") as pid,
         ):
             for name, arguments in ours.items():
                 for count in counts:
-                    cells.append(play(python, name, adapter, call_tool(name, **arguments), count, seconds))
+                    cells.append(play(python, name, adapter, pid, call_tool(name, **arguments), count, seconds))
                     cells.append(asyncio.run(call_directly(server, name, arguments, count, seconds)))
         for (kind, action), url in zip(theirs.items(), ports, strict=True):
-            with running([str(python), str(PEER), "serve", kind, url.rpartition(":")[2]], url, log / kind):
-                cells += [play(python, names[kind], url, action, count, seconds) for count in counts]
-    table = Table("environment", "sessions", "steps/s", "median ms", "p99 ms", "load")
+            with running([str(python), str(PEER), "serve", kind, url.rpartition(":")[2]], url, log / kind) as pid:
+                cells += [play(python, names[kind], url, pid, action, count, seconds) for count in counts]
+    table = Table("environment", "sessions", "steps/s", "median ms", "p99 ms", "CPU ms", "load")
     for cell in cells:
-        figures = (cell.steps_a_second, cell.median_ms, cell.p99_ms, cell.load)
-        table.add_row(cell.name, str(cell.sessions), *(f"{figure:.1f}" for figure in figures))
+        figures = (cell.steps_a_second, cell.median_ms, cell.p99_ms, cell.cpu_ms, cell.load)
+        table.add_row(cell.name, str(cell.sessions), *(f"{figure:.2f}" for figure in figures))
     Console(width=120).print(table)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)

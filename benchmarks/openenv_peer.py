@@ -5,7 +5,7 @@
 
 ``echo`` returns its action, ``tool`` is an environment with one tool of fastmcp, and ``python`` runs code in openenv's
 PyExecutor, an interpreter in its own process. ``play`` steps as many sessions as said with `GenericEnvClient`, and
-prints the steps, the seconds, and the durations of the steps in milliseconds.
+prints the steps to warm up, the seconds, and the durations of the steps in milliseconds.
 """
 
 from __future__ import annotations
@@ -98,14 +98,18 @@ def serve(kind: str, port: int) -> None:
 async def play(url: str, action: dict[str, Any], sessions: int, seconds: float) -> None:
     """Step all sessions for a while and print what came of it."""
     durations: list[float] = []
+    warm_up = 0
     clients = [GenericEnvClient(base_url=url) for _ in range(sessions)]
 
     async def step(client: GenericEnvClient, until: float, counts: bool) -> None:
+        nonlocal warm_up
         while time.perf_counter() < until:
             began = time.perf_counter()
             await client.step(action)
             if counts:
                 durations.append(1e3 * (time.perf_counter() - began))
+            else:
+                warm_up += 1
 
     for client in clients:
         await client.connect()
@@ -114,7 +118,7 @@ async def play(url: str, action: dict[str, Any], sessions: int, seconds: float) 
     began = time.perf_counter()
     await asyncio.gather(*(step(client, began + seconds, True) for client in clients))
     passed = time.perf_counter() - began
-    print(json.dumps({"steps": len(durations), "seconds": passed, "milliseconds": durations}))
+    print(json.dumps({"warm_up": warm_up, "seconds": passed, "milliseconds": durations}))
     for client in clients:
         await client.close()
 
