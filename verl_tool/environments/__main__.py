@@ -1,4 +1,5 @@
 """``python -m verl_tool.environments check NAME`` plays one episode, ``rows NAME SOURCE`` makes training rows.
+``serve PROTOCOL`` serves our tools to other systems (`served.serve_cli`).
 
 Exit code 0: the episode was judged, or the rows are written; 1: it was not; 2: wrong usage.
 """
@@ -20,6 +21,7 @@ from rich.markup import escape
 from rich.progress import track
 
 from verl_tool.environments.episode_check import play_episode
+from verl_tool.environments.served.serve_cli import add_commands
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.tools import Tool, tool_class
 
@@ -151,6 +153,8 @@ def _reporting_errors(console: Console) -> Iterator[None]:
         console.print(f"[red]error:[/] {escape(str(error))}")
         raise typer.Exit(2) from None
 
+
+add_commands(app)
 
 if __name__ == "__main__":
     app()

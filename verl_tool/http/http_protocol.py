@@ -38,7 +38,8 @@ def max_connections() -> int:
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. It does not support WebSocket: an upgrade request is answered like any other."""
+    """One connection. Without a WebSocket protocol in uvicorn's configuration, an upgrade request is answered like any
+    other."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -97,6 +98,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._body_is_here = [False]
         self.scope[BODY_IS_HERE] = self._body_is_here  # type: ignore[literal-required]
         super().on_headers_complete()
+        if self.ws_protocol_class is not None and self._should_upgrade():
+            return
         # Trailers after the body would be added to the headers, but are not used.
         self.headers = []
         self.cycle.transport = cast(asyncio.Transport, self._gentle)
@@ -137,8 +140,11 @@ class BoundedHttp(HttpToolsProtocol):
             return
         self._reject(400, "bad_request", "this is not a well-formed HTTP request; see RFC 9112")
 
-    def _should_upgrade_to_ws(self) -> bool:
-        return False
+    def handle_websocket_upgrade(self) -> None:
+        """Leave the connection to the WebSocket protocol, which counts in the limit of connections."""
+        self._phase = _ENDED
+        self._timer.cancel()
+        super().handle_websocket_upgrade()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Answer the request like any other, then close, since data after it would be in another protocol."""

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 90
 """An idle connection is kept longer than any of our clients keeps it, so that it is never closed under a request."""
+PONG_SECONDS = 120.0
+"""A WebSocket whose client answers no ping for so long is closed. Trainers block their event loops for a while."""
 BACKLOG_SECONDS = 0.5
 """A server that stops accepts what waits for at most so long."""
 
@@ -40,8 +42,11 @@ class _Server(uvicorn.Server):
 class DirectServer:
     """Serves an application on a bound socket, of TCP or Unix, in the running event loop."""
 
-    def __init__(self, listener: socket.socket, http: type[BoundedHttp] = BoundedHttp) -> None:
-        self._socket, self._http = listener, http
+    def __init__(
+        self, listener: socket.socket, http: type[BoundedHttp] = BoundedHttp, *, max_message_bytes: int | None = None
+    ) -> None:
+        """max_message_bytes: of a WebSocket message; None: there are no WebSockets."""
+        self._socket, self._http, self._max_message_bytes = listener, http, max_message_bytes
         name = listener.getsockname()
         self.url = name if listener.family is socket.AF_UNIX else base_url(*name[:2])
         self._server: _Server | None = None
@@ -52,7 +57,10 @@ class DirectServer:
         config = uvicorn.Config(
             app,
             http=self._http,
-            ws="none",
+            ws="none" if self._max_message_bytes is None else "websockets-sansio",
+            ws_max_size=self._max_message_bytes or 0,
+            ws_ping_timeout=PONG_SECONDS,
+            ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
             log_level=None,

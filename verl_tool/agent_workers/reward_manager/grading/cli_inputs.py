@@ -16,12 +16,21 @@ def read_rows(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
     Each row has ``ground_truth``, from the column of that name or from ``reward_model``, and the other columns. With
     `limit` None, all rows are read. Raises UnusableError that names the row.
     """
+    rows = read_raw_rows(path)
+    return [_with_ground_truth(row, f"{path}, row {number}") for number, row in enumerate(rows[:limit])]
+
+
+def read_raw_rows(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a ``.parquet`` file, or of a file with one JSON object per line, with their columns.
+
+    Raises UnusableError that names the file, or the row.
+    """
     if not path.is_file():
         raise UnusableError(f"file {path} does not exist")
     rows = _read_parquet(path) if path.suffix == ".parquet" else _read_json_lines(path)
     if not rows:
         raise UnusableError(f"{path} has no rows")
-    return [_with_ground_truth(row, f"{path}, row {number}") for number, row in enumerate(rows[:limit])]
+    return rows
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import multiprocessing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from verl_tool.errors import VerlToolError
@@ -63,55 +64,92 @@ def hangs(seconds: float) -> str:
     return f"hangs: no end within {seconds:g} s"
 
 
+class ManagerProcess:
+    """A reward manager in a child process. One that hangs or exits is replaced for the next case.
+
+    Use it in one thread at a time, and `close` it.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, Any], seconds: float) -> None:
+        """`seconds` is the time limit of one case. The process starts with the first case, or with `start`."""
+        self._name, self._options, self._seconds = name, options, seconds
+        self._running: tuple[BaseProcess, Connection] | None = None
+
+    def start(self) -> None:
+        """Start the process and make the manager. Raises UnusableError if it cannot be made."""
+        if self._running is not None:
+            return
+        # A fork of this process would inherit the locks of its threads, and new interpreters would repeat all imports.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([_GRADING])
+        local, theirs = context.Pipe()
+        arguments = (self._name, self._options, self._seconds, theirs)
+        child = context.Process(target=_grade_all, args=arguments, name="grader")
+        child.start()
+        theirs.close()
+        self._running = child, local
+        try:
+            _await_manager(local)
+        except BaseException:
+            self.close()
+            raise
+
+    def grade(self, case: GradingCase) -> GradedCase:
+        """Grade one case. Raises UnusableError if the manager cannot be made."""
+        self.start()
+        assert self._running is not None
+        pipe = self._running[1]
+        try:
+            pipe.send(case)
+            in_time = pipe.poll(self._seconds + _ANSWER_SECONDS)
+            graded: GradedCase = pipe.recv() if in_time else GradedCase(failure=hangs(self._seconds))
+        except (EOFError, OSError):
+            graded = GradedCase(failure="ends: the grading process exited")
+        except BaseException:  # the answer to this case would be taken for that to the next
+            self.close()
+            raise
+        if graded.failure.startswith(("hangs", "ends")):
+            self.close()
+        return graded
+
+    def close(self) -> None:
+        """Kill the process."""
+        if self._running is not None:
+            (child, pipe), self._running = self._running, None
+            child.kill()
+            child.join()
+            pipe.close()
+
+
 def graded_in_child(
     name: str, options: Mapping[str, Any], cases: Sequence[GradingCase], seconds: float
 ) -> Iterator[GradedCase]:
-    """Yield the grade of each case. A child process that hangs or exits is replaced for the next case.
-
-    Raises UnusableError if the manager cannot be made.
-    """
-    # A fork of this process would inherit the locks of its threads, and new interpreters would repeat all imports.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([_GRADING])
-    done = 0
-    while done < len(cases):
-        local, theirs = context.Pipe(duplex=False)
-        child = context.Process(target=_grade_all, args=(name, options, cases[done:], seconds, theirs), name="grader")
-        child.start()
-        theirs.close()
-        try:
-            for graded in _receive(local, seconds):
-                done += 1
-                yield graded
-                if done == len(cases) or graded.failure.startswith(("hangs", "ends")):
-                    break
-        finally:
-            child.kill()
-            child.join()
-            local.close()
+    """Yield the grade of each case. Raises UnusableError if the manager cannot be made."""
+    process = ManagerProcess(name, options, seconds)
+    try:
+        for case in cases:
+            yield process.grade(case)
+    finally:
+        process.close()
 
 
-def _receive(pipe: Connection, seconds: float) -> Iterator[GradedCase]:
-    """Yield what the child sends. Raises UnusableError if it has no manager."""
+def _await_manager(pipe: Connection) -> None:
+    """Return when the child has a manager. Raises UnusableError if it has none."""
     if not pipe.poll(START_SECONDS):
         raise UnusableError(f"the manager was not made within {START_SECONDS:g} s")
     try:
         problem = pipe.recv()
-    except EOFError:
+    except (EOFError, OSError):
         raise UnusableError("the process ended while the manager was made") from None
     if problem:
         raise UnusableError(problem)
-    while True:
-        try:
-            yield pipe.recv() if pipe.poll(seconds + _ANSWER_SECONDS) else GradedCase(failure=hangs(seconds))
-        except EOFError:
-            yield GradedCase(failure="ends: the grading process exited")
 
 
-def _grade_all(
-    name: str, options: Mapping[str, Any], cases: Sequence[GradingCase], seconds: float, pipe: Connection
-) -> None:
-    """Grade all cases, in the child process."""
-    from verl_tool.agent_workers.reward_manager.grading.manager_worker import grade_each  # imports torch and verl
-
-    asyncio.run(grade_each(name, options, cases, seconds, pipe))
+def _grade_all(name: str, options: Mapping[str, Any], seconds: float, pipe: Connection) -> None:
+    """Grade the cases that come, in the child process."""
+    try:
+        from verl_tool.agent_workers.reward_manager.grading.manager_worker import grade_each  # imports torch and verl
+    except ModuleNotFoundError as error:
+        pipe.send(f"no reward manager can be loaded: {error}; install verl-tool with its extra cpu or gpu")
+        return
+    asyncio.run(grade_each(name, options, seconds, pipe))

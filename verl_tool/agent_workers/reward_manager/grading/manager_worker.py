@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -120,15 +120,17 @@ async def grade(manager: Any, case: GradingCase, seconds: float) -> GradedCase:
         return GradedCase(failure=f"{CRASHES}: {type(error).__name__}: {error}")
 
 
-async def grade_each(
-    name: str, options: Mapping[str, Any], cases: Sequence[GradingCase], seconds: float, pipe: Connection
-) -> None:
-    """Send an empty text and then a `GradedCase` for each case, or the reason why there is no manager."""
+async def grade_each(name: str, options: Mapping[str, Any], seconds: float, pipe: Connection) -> None:
+    """Send an empty text, or the reason why there is no manager, and then a `GradedCase` for each case that comes."""
     try:
         manager = manager_of(name, options)
     except UnusableError as error:
         pipe.send(str(error))
         return
     pipe.send("")
-    for case in cases:
+    while True:
+        try:
+            case = await asyncio.to_thread(pipe.recv)
+        except (EOFError, OSError):
+            return
         pipe.send(await grade(manager, case, seconds))
