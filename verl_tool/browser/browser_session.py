@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from verl_tool.browser.action_syntax import ActionSyntaxError, BrowserAction
 from verl_tool.browser.actions import bind
@@ -44,6 +44,16 @@ class BrowserLimits:
 
 
 @dataclass(frozen=True)
+class PageView:
+    """What of a page the model reads."""
+
+    exclude: str = ""
+    """A CSS selector of what it does not read."""
+    shows_address: bool = True
+    """Whether title, address and tabs come first."""
+
+
+@dataclass(frozen=True)
 class StepOutcome:
     """What the model reads after a step."""
 
@@ -54,11 +64,14 @@ class StepOutcome:
     done: bool = False
 
 
+DEFAULT_VIEW = PageView()
+
+
 class BrowserSession:
     """One context. `open` it, and `close` it; one call at a time."""
 
     def __init__(
-        self, browser: Chromium, context: BrowserContext, proxy: ContextProxy, limits: BrowserLimits, exclude: str
+        self, browser: Chromium, context: BrowserContext, proxy: ContextProxy, limits: BrowserLimits, view: PageView
     ) -> None:
         self.height = limits.height
         self.wants_image = False
@@ -66,7 +79,7 @@ class BrowserSession:
         self.message: str | None = None
         """What the model sent to the user."""
         self._browser, self._context, self._proxy, self._limits = browser, context, proxy, limits
-        self._exclude = exclude
+        self._view = view
         self._tabs: list[Tab] = []
         self._active = 0
         self._next_number = 1
@@ -77,15 +90,17 @@ class BrowserSession:
 
     @classmethod
     async def open(
-        cls, browser: Chromium, hosts: Sequence[str], limits: BrowserLimits, exclude: str = ""
+        cls, browser: Chromium, hosts: Sequence[str], limits: BrowserLimits, view: PageView = DEFAULT_VIEW
     ) -> BrowserSession:
-        """Open a context with one empty tab that reaches `hosts` only. `exclude`: a CSS selector of what the model does
-        not read. Raises ConfigError for a host that is none, and BrowserLostError."""
+        """Open a context with one empty tab that reaches `hosts` only.
+
+        Raises ConfigError for a host that is none, and BrowserLostError.
+        """
         try:
             context, proxy = await browser.open_context(hosts, limits.max_load_mb << 20, limits.width, limits.height)
         except browser.errors as error:
             raise BrowserLostError(str(error)) from error
-        session = cls(browser, context, proxy, limits, exclude)
+        session = cls(browser, context, proxy, limits, view)
         try:
             await session.new_tab()
         except browser.errors as error:
@@ -134,11 +149,11 @@ class BrowserSession:
             return StepOutcome("", done=True)
         return await self._observe(problem)
 
-    async def navigate(self, url: str) -> None:
+    async def navigate(self, url: str, until: Literal["domcontentloaded", "load"] = "domcontentloaded") -> None:
         """Open an address in the active tab. Raises PageActionError."""
         page = self.tab.page
         try:
-            await page.goto(url, wait_until="domcontentloaded", timeout=_NAVIGATION_SECONDS * 1000)
+            await page.goto(url, wait_until=until, timeout=_NAVIGATION_SECONDS * 1000)
         except self._browser.errors as error:
             reason = str(error).splitlines()[0].partition(": ")[2]
             if "interrupted by another navigation" in reason or self.tab.crashed:
@@ -168,6 +183,17 @@ class BrowserSession:
         self._active = max(0, self._active - (index <= self._active and self._active > 0))
         if not self._tabs:
             await self.new_tab()
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it has one tab that works, and can be used for another episode on trusted pages."""
+        return len(self._tabs) == 1 and not self.tab.crashed and not self.tab.page.is_closed() and self._browser.alive
+
+    def reset(self) -> None:
+        """Number elements anew, and forget what was said."""
+        self._next_number, self.message = 1, None
+        self._notes.clear()
+        self.tab.notes.clear()
 
     async def close(self) -> None:
         """Close the context with all of its pages."""
@@ -213,21 +239,24 @@ class BrowserSession:
             problem = await self._replace_page(problem)
         tab = self.tab
         outline, self._next_number = await tab.reader.read(
-            self._next_number, self._limits.max_characters, self._exclude
+            self._next_number, self._limits.max_characters, self._view.exclude
         )
         head = [f"Error: {problem}"] if problem else []
         notes = [*self._notes, *tab.notes]
         self._notes.clear()
         tab.notes.clear()
         head += [f"({note})" for note in notes]
-        tabs = f"Tab {self._active} of {len(self._tabs)}: " if len(self._tabs) > 1 else ""
-        address = tab.page.url[:_URL_CHARACTERS]
-        head.append(f"{tabs}{json.dumps(outline.title, ensure_ascii=False)} {address}")
+        if self._view.shows_address:
+            head.append(self._describe_address(outline.title))
         tail = [f"({outline.above} elements are above; scroll up to read them)"] if outline.above else []
         tail += ["(more follows; scroll down to read on)"] if outline.cut else []
         lines = outline.lines or ["(the page is empty)"]
         image = await tab.page.screenshot(type="png") if self.wants_image else None
         return StepOutcome("\n".join([*head, *lines, *tail]), image, error=bool(problem))
+
+    def _describe_address(self, title: str) -> str:
+        tabs = f"Tab {self._active} of {len(self._tabs)}: " if len(self._tabs) > 1 else ""
+        return f"{tabs}{json.dumps(title, ensure_ascii=False)} {self.tab.page.url[:_URL_CHARACTERS]}"
 
     async def _replace_page(self, why: str) -> str:
         """Put an empty tab in place of one that has crashed or hangs. Returns what the model reads."""

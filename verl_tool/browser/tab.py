@@ -27,12 +27,18 @@ _LOCATE = """function(enabled) {
   this.scrollIntoViewIfNeeded(true);
   const rect = [...this.getClientRects()].find((each) => each.width > 0 && each.height > 0);
   if (!rect) return {problem: "is not visible"};
-  const middle = (low, high, end) => (Math.max(low, 0) + Math.min(high, end)) / 2;
-  const x = middle(rect.left, rect.right, innerWidth), y = middle(rect.top, rect.bottom, innerHeight);
-  const hit = this.getRootNode().elementFromPoint(x, y);
-  const label = hit?.closest("label")?.control === this;
-  const same = !hit || label || this.contains(hit) || hit.contains(this);
-  if (enabled && !same) {
+  const clip = (low, high, end, part) => Math.max(low, 0) + (Math.min(high, end) - Math.max(low, 0)) * part;
+  const at = ([across, down]) =>
+    [clip(rect.left, rect.right, innerWidth, across), clip(rect.top, rect.bottom, innerHeight, down)];
+  const hitAt = ([x, y]) => this.getRootNode().elementFromPoint(x, y);
+  const isSame = (hit) => !hit || hit === this || this.contains(hit) || hit.contains(this) ||
+    hit.closest("label")?.control === this;
+  // The middle, or where else another element leaves it free.
+  const parts = [0.5, 0.1, 0.9];
+  const points = parts.flatMap((across) => parts.map((down) => [across, down]));
+  const [x, y] = at(points.find((each) => isSame(hitAt(at(each)))) ?? points[0]);
+  const hit = hitAt([x, y]);
+  if (enabled && !isSame(hit)) {
     const ids = globalThis.verlToolOutline.ids;
     let over = hit;
     while (over && !ids.has(over)) over = over.parentElement;
