@@ -31,7 +31,7 @@ from verl_tool.browser.tab import PageActionError
 from verl_tool.environments.environment_tool import Environment
 from verl_tool.errors import StartError, ToolFault
 from verl_tool.formats import Call
-from verl_tool.protocol import FaultKind, Opening, ToolDescription
+from verl_tool.protocol import FaultKind, Opening, Role, ToolDescription
 from verl_tool.sandbox.isolation.levels import Level
 from verl_tool.servers.tools.base import ToolOptions, ToolResult
 
@@ -44,7 +44,7 @@ _NOT_READ = "#query, #reward-display, #sync-task-cover, #click-canvas"
 """The instruction, which the model reads as such, and what the pages show to people."""
 _NOT_PLAYED = ("goto", "go_back", "go_forward", "new_tab", "tab_close", "tab_focus", "send_msg_to_user")
 _NOT_PLAYED += ("report_infeasible", "upload_file", "screenshot")
-_BEGIN_SECONDS = 20.0
+_BEGIN_SECONDS = 60.0
 _READY_SECONDS = 2.0
 _MAX_IDLE = 16
 """Contexts that wait for another episode."""
@@ -142,13 +142,9 @@ class MiniWobEnvironment(Environment):
             raise ToolFault(FaultKind.SANDBOX, f"{page} does not begin: {error or 'time is up'}", True) from error
 
     async def step(self, session: MiniWobSession, call: Call) -> ToolResult:
-        role = "user" if call.arguments is None else "tool"
+        role: Role = "user" if call.arguments is None else "tool"
         try:
-            actions = (
-                parse_actions(action_text(call.input)) if call.arguments is None else parse_arguments(call.arguments)
-            )
-            for action in actions:
-                reject_unplayed(action)
+            actions = actions_of(call)
         except ActionSyntaxError as error:
             return ToolResult(f"Error: {error}", valid=False, invalid_reason=str(error), role=role)
 
@@ -245,11 +241,15 @@ def action_text(turn: str) -> str:
     return (found[1] or found[2] or "") if found else turn
 
 
-def reject_unplayed(action: BrowserAction) -> None:
-    """Raises ActionSyntaxError for what is no action, or leaves the page."""
-    function, _ = bind(action)
-    if function.__name__ in _NOT_PLAYED:
-        raise ActionSyntaxError(f"{action.name} is no action here; act on the elements of the page")
+def actions_of(call: Call) -> list[BrowserAction]:
+    """Return the actions of a turn or call. Raises ActionSyntaxError for what is no action, or leaves the page."""
+    text = call.arguments is None
+    actions = parse_actions(action_text(call.input)) if text else parse_arguments(call.arguments or {})
+    for action in actions:
+        function, _ = bind(action)
+        if function.__name__ in _NOT_PLAYED:
+            raise ActionSyntaxError(f"{action.name} is no action here; act on the elements of the page")
+    return actions
 
 
 def _description() -> ToolDescription:

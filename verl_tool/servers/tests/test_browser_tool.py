@@ -1,4 +1,4 @@
-"""``python -m verl_tool.servers.tests.test_browser_tool browser --url=http://localhost:5000/get_observation --page URL``
+"""``python -m verl_tool.servers.tests.test_browser_tool browser --url=http://localhost:5000/get_observation --page=…``
 
 Any page that the server may open will do: nothing is known of what it shows.
 """
@@ -26,9 +26,7 @@ def cases(
     forms = (f'<browser>goto("{page}")</browser>', f"```goto [{page}]```", call("browser", action="goto", url=page))
     failing = re.compile(r"not among the allowed|ERR_|no public address")
     return (
-        LiveCase(
-            "actions of BrowserGym, of WebArena, and as JSON", one_by_one(*(LiveTurn(f, (shown,)) for f in forms))
-        ),
+        LiveCase("actions in tags, fences and JSON", one_by_one(*(LiveTurn(f, (shown,)) for f in forms))),
         LiveCase("the row's page is open at first", one_by_one(LiveTurn("", (shown,), extra={"url": page}))),
         LiveCase(
             "pages are the trajectory's", one_by_one((LiveTurn(forms[0], (shown,)), LiveTurn("```none```", (shown,))))
