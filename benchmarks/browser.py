@@ -62,8 +62,9 @@ async def peer_episodes_per_second(python: Path, episodes: int, contexts: int) -
     """The same with BrowserGym, one process a context."""
     folder, chromium = pages_folder(None), find_chromium(None)
     arguments = [str(folder), str(chromium), str(episodes), str(contexts)]
+    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     process = await asyncio.create_subprocess_exec(
-        str(python), str(_PEER), *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        str(python), str(_PEER), *arguments, stdout=asyncio.subprocess.PIPE, env=environment
     )
     output, _ = await asyncio.wait_for(process.communicate(), _PEER_SECONDS)
     runs = json.loads(output.splitlines()[-1])

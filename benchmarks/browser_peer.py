@@ -17,9 +17,12 @@ def play(episodes, barrier, results):
     import browsergym.miniwob  # noqa: F401 - registers the environments
     import gymnasium
     from browsergym.utils.obs import flatten_axtree_to_str
+    from playwright.sync_api import BrowserType
 
-    chromium = {"executable_path": os.environ["CHROMIUM"]}
-    env = gymnasium.make("browsergym/miniwob.click-test", headless=True, pw_chromium_kwargs=chromium)
+    # BrowserGym starts a second chromium for its chat, whose program cannot be set otherwise.
+    launch = BrowserType.launch
+    BrowserType.launch = lambda self, **how: launch(self, **how, executable_path=os.environ["CHROMIUM"])
+    env = gymnasium.make("browsergym/miniwob.click-test", headless=True)
     env.reset(seed=0)
     barrier.wait(120)
     began, solved = time.monotonic(), 0

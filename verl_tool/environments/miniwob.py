@@ -42,7 +42,7 @@ TOOL = "browser"
 _PAGES = re.compile(r"[a-z0-9-]{1,64}")
 _NOT_READ = "#query, #reward-display, #sync-task-cover, #click-canvas"
 """The instruction, which the model reads as such, and what the pages show to people."""
-_NOT_PLAYED = ("goto", "go_back", "go_forward", "new_tab", "tab_close", "tab_focus", "send_msg_to_user")
+_NOT_PLAYED: tuple[str, ...] = ("goto", "go_back", "go_forward", "new_tab", "tab_close", "tab_focus", "send_msg_to_user")
 _NOT_PLAYED += ("report_infeasible", "upload_file", "screenshot")
 _BEGIN_SECONDS = 60.0
 _READY_SECONDS = 2.0
