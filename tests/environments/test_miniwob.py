@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from started_browser import require_browser
 
-from verl_tool.environments.miniwob import MiniWobEnvironment, MiniWobSession, action_text, pages_folder
+from verl_tool.environments.miniwob import MiniWobEnvironment, MiniWobSession, action_text, pages_folder, read_rows
 from verl_tool.errors import StartError, ToolFault
 from verl_tool.formats import HERMES, Call
 from verl_tool.protocol import FaultKind
@@ -152,3 +152,13 @@ def test_the_action_of_a_turn() -> None:
 def test_a_folder_without_pages_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"no core/core\.js"):
         pages_folder(tmp_path)
+
+
+def test_rows_take_pages_in_turn() -> None:
+    rows = list(read_rows("click-test, click-color", count=3, first_seed=7))
+    assert [row["extra_info"]["tools_kwargs"]["environment"] for row in rows] == [
+        {"page": "click-test", "seed": 7},
+        {"page": "click-color", "seed": 8},
+        {"page": "click-test", "seed": 9},
+    ]
+    assert list(read_rows("", count=3)) == []

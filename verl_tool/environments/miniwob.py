@@ -1,5 +1,7 @@
 """MiniWoB++: small tasks on web pages, of the package ``miniwob`` (MIT), in a browser.
 
+    python -m verl_tool.environments rows miniwob click-test-2,click-color --output data/train.parquet
+
 A row's arguments are ``page``, such as ``click-test-2``, and ``seed``. Each turn is an action of the browser, and the
 episode ends with the page's verdict, its ``raw_reward`` from -1 to 1. The pages are served from the package's folder;
 nothing else is reached, and the model runs no script, so that it cannot set the reward.
@@ -10,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,11 +41,14 @@ if TYPE_CHECKING:
     from playwright.async_api import JSHandle
 
 TOOL = "browser"
+SYSTEM = 'You act on a web page. Answer with one action, such as click(1) or fill(2, "text").'
 _PAGES = re.compile(r"[a-z0-9-]{1,64}")
 _NOT_READ = "#query, #reward-display, #sync-task-cover, #click-canvas"
 """The instruction, which the model reads as such, and what the pages show to people."""
-_NOT_PLAYED: tuple[str, ...] = ("goto", "go_back", "go_forward", "new_tab", "tab_close", "tab_focus", "send_msg_to_user")
-_NOT_PLAYED += ("report_infeasible", "upload_file", "screenshot")
+_NOT_PLAYED = (
+    *("goto", "go_back", "go_forward", "new_tab", "tab_close", "tab_focus", "screenshot", "upload_file"),
+    *("send_msg_to_user", "report_infeasible"),
+)
 _BEGIN_SECONDS = 60.0
 _READY_SECONDS = 2.0
 _MAX_IDLE = 16
@@ -217,6 +222,21 @@ class MiniWobEnvironment(Environment):
                 await chromium.start()
                 self._chromium = chromium
             return self._chromium
+
+
+def read_rows(source: str, count: int = 1000, first_seed: int = 0, system: str = SYSTEM) -> Iterator[dict[str, Any]]:
+    """Yield `count` rows of the pages in `source`, separated by commas, with seeds from `first_seed` on. An empty
+    `system` leaves the system message to the model's template."""
+    pages = [page.strip() for page in source.split(",") if page.strip()]
+    prompt = [{"role": "system", "content": system}] if system else []
+    for number in range(count if pages else 0):
+        environment = {"page": pages[number % len(pages)], "seed": first_seed + number}
+        yield {
+            "data_source": f"miniwob/{environment['page']}",
+            "prompt": prompt,
+            "reward_model": {"style": "environment"},
+            "extra_info": {"index": number, "tools_kwargs": {"environment": environment}},
+        }
 
 
 def pages_folder(folder: Path | None) -> Path:
