@@ -1,17 +1,17 @@
 # Source this: `source scripts/env.sh [EXTRA...]`. Makes the environment on a fresh machine, activates it, and is a no-op in under
 # a second when all is there. It is .venv, or .venv-gpu with the extra gpu, so that a file system of both kinds of machine has both.
 #
-# EXTRA: dev (tests, linters, the documentation site), mcp (Model Context Protocol), retrieval (search), web (reading pages), docs (the
-# documentation site), modal, e2b, daytona (workspaces in sandboxes of these services), cpu (training without an accelerator), gpu
-# (training on GPUs), train (what PROFILE says, else cpu or gpu by what this machine has). Without any, only what serves tools is
-# installed. Extras add up over calls, in the environment that is active.
+# EXTRA: dev (tests, linters, the documentation site), mcp (Model Context Protocol), retrieval (search), web (reading pages), browser (the
+# browser), docs (the documentation site), modal, e2b, daytona (workspaces in sandboxes of these services), cpu (training without an
+# accelerator), gpu (training on GPUs), train (what PROFILE says, else cpu or gpu by what this machine has). Without any, only what serves
+# tools is installed. Extras add up over calls, in the environment that is active.
 #
 # PROFILE                cpu or gpu: what `train` means (a cluster's head without a GPU needs PROFILE=gpu)
 # VERL_TOOL_VENV         where the environment lives (default: .venv or .venv-gpu in the project)
 # VERL_TOOL_PYTHON       the Python that it is made with (default: python3, if it is 3.10-3.12, else another one here, else uv fetches 3.12)
 # VERL_TOOL_VERL         version of verl (default: the one that scripts/constraints/verl.txt pins)
 # VERL_TOOL_SKIP_INSTALL 1: take what is there as it is: VERL_TOOL_VENV, or in an image without one the Python on PATH
-# VERL_TOOL_SKIP_SYSTEM  1: do not try to install the system packages that the sandbox needs, with dev the browser that tests drive,
+# VERL_TOOL_SKIP_SYSTEM  1: do not try to install the system packages that the sandbox needs, with dev and browser chromium,
 #                        and with gpu the compiler that Triton needs
 # VERL_TOOL_SKIP_CHECKS  1: with gpu, install although a check of the machine failed
 # FLASH_ATTN_WHEEL       with gpu: a wheel of flash-attn, path or URL (default: one that fits in the folders of UV_FIND_LINKS, if any)
@@ -65,8 +65,8 @@ verl_tool_resolve_extras() {
         [ "$extra" != train ] || extra="${PROFILE:-$(if verl_tool_has_gpu; then echo gpu; else echo cpu; fi)}"
         case "$extra" in megatron*) extra=gpu ;; esac
         case "$extra" in
-            dev | mcp | retrieval | web | modal | e2b | daytona | docs | cpu | gpu) echo "$extra" ;;
-            *) verl_tool_fail "extra '$extra' is unknown; known: dev, mcp, retrieval, web, modal, e2b, daytona, docs, cpu, gpu, train"; return 1 ;;
+            dev | mcp | retrieval | web | browser | modal | e2b | daytona | docs | cpu | gpu) echo "$extra" ;;
+            *) verl_tool_fail "extra '$extra' is unknown; known: dev, mcp, retrieval, web, browser, modal, e2b, daytona, docs, cpu, gpu, train"; return 1 ;;
         esac
     done
 }
@@ -92,13 +92,13 @@ verl_tool_system_packages() {
     fi || verl_tool_say "could not install ${missing[*]}; install them by hand"
 }
 
-# The tests of the viewer's pages drive a real browser, Debian's; without one they are skipped.
+# The browser tool, and the tests of the viewer's pages, drive a real browser, Debian's; without one those tests are skipped.
 verl_tool_browser() {
     [ "${VERL_TOOL_SKIP_SYSTEM:-0}" = 1 ] && return 0
     command -v chromedriver >/dev/null || ! command -v apt-get >/dev/null && return 0
     verl_tool_may_install || return 0
     verl_tool_say "installing chromium and chromium-driver"
-    verl_tool_apt --no-install-recommends chromium chromium-driver || verl_tool_say "could not install chromium; the tests that need it are skipped"
+    verl_tool_apt --no-install-recommends chromium chromium-driver || verl_tool_say "could not install chromium; the tool browser needs it, and the tests that need it are skipped"
 }
 
 # The tests of containers run podman, which needs no daemon; without it they are skipped. A docker client may be here without an engine.
@@ -174,7 +174,8 @@ verl_tool_install() {
     if grep -qx cpu <<<"$extras"; then verl_tool_site_packages || return 1; fi
     if grep -qx gpu <<<"$extras"; then verl_tool_flash_attention "$uv" || return 1; fi
     verl_tool_system_packages
-    if grep -qx dev <<<"$extras"; then verl_tool_browser; verl_tool_podman; fi
+    if grep -qxE 'dev|browser' <<<"$extras"; then verl_tool_browser; fi
+    if grep -qx dev <<<"$extras"; then verl_tool_podman; fi
     echo "$extras" >"$verl_tool_venv/.extras"
 }
 

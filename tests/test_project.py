@@ -86,7 +86,7 @@ ROWS = [
     for row in (
         "errors protocol verification sandbox_fusion content util",
         "formats sandbox judge sql client platforms",
-        "http web retrieval",
+        "http web retrieval browser",
         "servers.tool_config",
         "servers.tools",
         "servers.execution servers.tests tasks",
@@ -109,15 +109,15 @@ ROWS = [
 """Packages of the project: each may import those of earlier rows. The first row is one package. A module belongs to the
 longest name that fits."""
 APART = {
-    "agent_loop": {"servers", "environments", "sandbox", "judge", "sql", "web", "retrieval"},
-    "agent_workers": {"servers", "environments", "sandbox", "web", "retrieval"},
-    "notebook": {"servers", "environments", "sandbox", "judge", "sql", "web", "retrieval"},
+    "agent_loop": {"servers", "environments", "sandbox", "judge", "sql", "web", "browser", "retrieval"},
+    "agent_workers": {"servers", "environments", "sandbox", "web", "browser", "retrieval"},
+    "notebook": {"servers", "environments", "sandbox", "judge", "sql", "web", "browser", "retrieval"},
     "eval_service": {"trainer"},
 }
 """Of earlier rows, what a package does not import: tools are reached through `client` only."""
 LIGHT = (
     *("errors", "protocol", "verification", "content", "util", "http", "formats", "sandbox", "judge"),
-    *("retrieval", "sql", "web", "client", "servers", "tasks", "environments"),
+    *("retrieval", "sql", "web", "browser", "client", "servers", "tasks", "environments"),
 )
 HEAVY = {"torch", "transformers", "verl", "vllm"}
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from tests.formats.strategies import plain
-from verl_tool.formats import FENCED
+from tests.formats.strategies import plain, texts
+from verl_tool.formats import FENCED, WEBARENA, format_by_name
 
 
 def found(text: str) -> list[tuple[str, str]]:
@@ -66,3 +66,28 @@ def test_of_several_blocks_the_first_observation_goes_on_with_the_opened_one() -
 def test_renders() -> None:
     assert FENCED.render("1") == "\n```output\n1\n```\n"
     assert FENCED.render("```python\n1\n```\n````") == "\n```output\n` ``python\n1\n` ``\n` ` ``\n```\n"
+
+
+def test_webarenas_commands_are_found_on_one_line_or_several() -> None:
+    text = "<think>Look.</think>\n```click [12]``` and\n```\ntype [7] [a [b]] [1]\n```\n```go_back```"
+    calls = WEBARENA.find_calls(text)
+    assert [(call.name, call.input) for call in calls] == [
+        ("browser", "click [12]"),
+        ("browser", "type [7] [a [b]] [1]"),
+        ("browser", "go_back"),
+    ]
+    assert text[calls[0].start : calls[0].end] == "```click [12]```"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["```python\nclick [1]\n```", "```click [1]", "click [1]", "```clicks [1]```", "```click(1)```", "```type x```"],
+)
+def test_other_fences_are_no_commands(text: str) -> None:
+    assert WEBARENA.find_calls(text) == []
+
+
+@given(texts)
+def test_an_observation_of_a_command_holds_none(output: str) -> None:
+    assert WEBARENA.find_calls(WEBARENA.render(output)) == []
+    assert format_by_name("webarena") is WEBARENA

@@ -8,7 +8,7 @@ from verl_tool.errors import ConfigError
 from verl_tool.formats import load
 from verl_tool.formats.bare_json import BareJsonFormat
 from verl_tool.formats.base import Call, Format
-from verl_tool.formats.fenced import FencedFormat
+from verl_tool.formats.fenced import FencedFormat, WebArenaFormat
 from verl_tool.formats.hermes import HermesFormat
 from verl_tool.formats.load import guard
 from verl_tool.formats.markers import claim, escape_markers
@@ -25,6 +25,7 @@ SEARCH_TAGS = SearchTagFormat()
 HERMES = HermesFormat()
 TRL = TrlFormat()
 BARE_JSON = BareJsonFormat()
+WEBARENA = WebArenaFormat()
 
 _IN_TEXT: tuple[Format, ...] = (FENCED, PYTHON_TAGS, OPENRLHF, TOOL_TAGS, SEARCH_TAGS, HERMES, TRL, BARE_JSON)
 _BUILT_IN: tuple[Format, ...] = (*_IN_TEXT, *NATIVE)
@@ -34,12 +35,14 @@ claim(*BUILT_IN_MARKERS)
 
 ALL_FORMATS: tuple[Format, ...] = _BUILT_IN
 """The built-in formats. Every tool can be called in all of them, and in those of `Tool.formats`."""
+_OF_SOME_TOOLS: tuple[Format, ...] = (WEBARENA,)
+"""Formats that a tool has to name: their calls would be ordinary text to others."""
 
 
 def format_by_name(spec: str) -> Format:
     """Return a format by its name, ``<name>`` for a tag, an entry point of the group ``verl_tool.formats``, or the path
     of a Python file that defines ``FORMAT``. Raises ConfigError that names the known formats."""
-    return load.load_format(spec, {fmt.name: fmt for fmt in ALL_FORMATS})
+    return load.load_format(spec, {fmt.name: fmt for fmt in (*ALL_FORMATS, *_OF_SOME_TOOLS)})
 
 
 def loop_formats(names: Sequence[str] | None, tools: Iterable[ToolDescription] = ()) -> tuple[Format, ...]:
@@ -55,7 +58,8 @@ def loop_formats(names: Sequence[str] | None, tools: Iterable[ToolDescription] =
         return tuple(dict.fromkeys(map(format_by_name, names)))
     known = {fmt.name for fmt in ALL_FORMATS}
     specs = dict.fromkeys(spec for tool in tools for spec in tool.formats if spec not in known)
-    loaded = [spec for spec in specs if spec.startswith(("<", "[")) or load.is_installed(spec)]
+    named = {fmt.name for fmt in _OF_SOME_TOOLS}
+    loaded = [spec for spec in specs if spec.startswith(("<", "[")) or spec in named or load.is_installed(spec)]
     return (*ALL_FORMATS, *map(format_by_name, loaded))
 
 
@@ -87,6 +91,7 @@ __all__ = [
     "SEARCH_TAGS",
     "TOOL_TAGS",
     "TRL",
+    "WEBARENA",
     "Call",
     "FencedFormat",
     "Format",
@@ -95,6 +100,7 @@ __all__ = [
     "TagFormat",
     "ToolTagFormat",
     "TrlFormat",
+    "WebArenaFormat",
     "claim",
     "escape_markers",
     "format_by_name",

@@ -28,6 +28,12 @@ _OPENING = (
     rf"`(?<!``)(?P<rest>`{{{_LENGTHS[0] - 1},{_LENGTHS[-1] - 1}}})(?!`)[ \t]*(?P<language>{_LANGUAGE})[ \t]*\r?\n"
 )
 """A fence without a backtick before it. Its first backtick is outside the group, as `Scanner` requires."""
+BROWSER = "browser"
+_COMMANDS = (
+    *("click", "type", "hover", "press", "scroll", "new_tab", "tab_focus", "close_tab", "page_close", "page_focus"),
+    *("goto", "go_back", "go_forward", "stop", "select", "none"),
+)
+_COMMAND_OPENING = rf"`(?<!``)``(?!`)\s{{0,4}}(?P<command>{'|'.join(_COMMANDS)})(?=[ \t]*(\[|\n?```))"
 _FENCE_LINE = {n: re.compile(rf"^[ \t]*(?P<fence>`{{{n},}})(?P<rest>[^\n]*)", re.MULTILINE) for n in _LENGTHS}
 """Patterns of a line that begins with a fence of at least n backticks, by n."""
 _WORD = re.compile(_LANGUAGE)
@@ -78,6 +84,35 @@ class FencedFormat:
 
     def usage(self, tools: Sequence[ToolDescription]) -> str:
         return usage_by_example(self, tools, lambda tool: self.write(tool.name, "…").rstrip())
+
+
+class WebArenaFormat(FencedFormat):
+    """WebArena's commands to a browser in a fence without a language: ```` ```click [12]``` ````, as verl-tool's
+    ``text_browser`` takes them. The name of a call is ``browser``, and its payload the command."""
+
+    name = "webarena"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scanner = Scanner(_COMMAND_OPENING, (markers.FENCE,), self.observation)
+
+    def find_calls(self, text: str) -> list[Call]:
+        return self._scanner.calls(text, self._take)
+
+    def _take(self, match: re.Match[str], cursor: Cursor) -> tuple[Call | None, int]:
+        begin = match.start("command")
+        close = cursor.find(markers.FENCE, match.end())
+        if close < 0:
+            return None, match.end()
+        end = close + len(markers.FENCE)
+        return Call(BROWSER, cursor.text[begin:close].strip(), match.start(), end, self), end
+
+    def write(self, name: str, payload: str) -> str:
+        """Write a call as a model would."""
+        return f"{markers.FENCE}{payload}{markers.FENCE}\n"
+
+    def usage(self, tools: Sequence[ToolDescription]) -> str:
+        return usage_by_example(self, tools, lambda tool: self.write(tool.name, "click [12]").rstrip())
 
 
 def _opens(rest: str) -> bool:

@@ -93,7 +93,13 @@ def test_all_recipes_are_there():
     assert set(SCRIPTS) == {
         *("acecoder/train.sh", "acecoder/train_mini.sh", "acecoder/train_no_tool.sh", "calculator/train.sh"),
         *("function_calling/train.sh", "gsm8k/train.sh", "math_tir/train.sh", "mathcoder/train.sh"),
-        *("long_document/train.sh", "multi_tool/train.sh", "pixel_reasoner/train.sh", "search_r1/train.sh"),
+        *(
+            "long_document/train.sh",
+            "miniwob/train.sh",
+            "multi_tool/train.sh",
+            "pixel_reasoner/train.sh",
+            "search_r1/train.sh",
+        ),
         *("skysql/train.sh", "swe/train.sh", "terminal/train.sh", "toolgrpo/train.sh", "unmodified_agent/train.sh"),
     }
 

@@ -14,10 +14,10 @@ import re
 import socket
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from verl_tool.errors import ConfigError
-from verl_tool.sandbox.backends.resident_client import ResidentProgram
 
 PORT = 3128
 """Of the loopback device."""
@@ -44,8 +44,25 @@ class ProxyRefusedError(Exception):
         self.status = status
 
 
+class ProxyOutput(Protocol):
+    """Where the proxy writes, as an `asyncio.StreamWriter`."""
+
+    def write(self, data: bytes, /) -> None: ...
+    async def drain(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class ProxyConnection(Protocol):
+    """A connection to the proxy, with the names of a program's streams: `stdout` is what the client sends."""
+
+    @property
+    def stdin(self) -> ProxyOutput: ...
+    @property
+    def stdout(self) -> asyncio.StreamReader: ...
+
+
 class EgressProxy:
-    """Serves the connections of one container. `close` it."""
+    """Serves the connections of one container, or of one browser context. `close` it."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         """hosts: names or patterns (``*.example.org``), with a port or for 80 and 443. An address that is not public is
@@ -58,7 +75,7 @@ class EgressProxy:
         self._hosts = tuple(hosts)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def accept(self, connection: ResidentProgram) -> None:
+    def accept(self, connection: ProxyConnection) -> None:
         """Serve a connection. Does not wait."""
         task = asyncio.get_running_loop().create_task(self._serve(connection))
         self._tasks.add(task)
@@ -70,7 +87,7 @@ class EgressProxy:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _serve(self, connection: ResidentProgram) -> None:
+    async def _serve(self, connection: ProxyConnection) -> None:
         try:
             await self._serve_request(connection)
         except ProxyRefusedError as error:
@@ -82,7 +99,7 @@ class EgressProxy:
         finally:
             connection.stdin.close()
 
-    async def _serve_request(self, connection: ResidentProgram) -> None:
+    async def _serve_request(self, connection: ProxyConnection) -> None:
         try:
             reading = connection.stdout.readuntil(b"\r\n\r\n")
             head = await asyncio.wait_for(reading, _HEAD_SECONDS)
@@ -189,7 +206,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write_eof()
 
 
-async def _pump_back(reader: asyncio.StreamReader, connection: ResidentProgram) -> None:
+async def _pump_back(reader: asyncio.StreamReader, connection: ProxyConnection) -> None:
     while data := await reader.read(_READ_BYTES):
         connection.stdin.write(data)
         await connection.stdin.drain()

@@ -1,0 +1,143 @@
+"""A tiny model that can act on three pages of MiniWoB and mostly does not do what they say; made from scratch.
+
+    python examples/train/miniwob/warmup.py --data data --output outputs/model
+
+It learns from the real pages, as the environment shows them. Each action follows a word that is drawn: ``named`` acts
+on the element that the instruction names, and ``any`` on another one. Which of the two is the right one is left to
+reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+from transformers import PreTrainedTokenizerBase
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from from_scratch import Row, WarmUp, encode, make_model, make_tokenizer, warm_up, without_token
+from tiny_model import CHAT_TEMPLATE
+
+from verl_tool.environments.miniwob import MiniWobEnvironment
+
+NAMED, ANY = "<think>named</think>", "<think>any</think>"
+"""Each begins a turn and is one token: what the model decides for, whatever comes after it."""
+SHARES = {NAMED: 5, ANY: 15}
+"""Of twenty turns, how many begin how."""
+SHOWN_PAGES = 240
+"""Pages that are opened for the lessons."""
+MEASURED_PAGES = 48
+LESSONS_OF_A_PAGE = 16
+CONTEXTS = 6
+VOCABULARY = 400
+DEVIATION = 0.05
+ELEMENT = re.compile(r"^\[(\d+)\] (.*)$", re.MULTILINE)
+INSTRUCTIONS = (
+    (re.compile(r"Click button (\w+)\."), 'button "{}"', "click"),
+    (re.compile(r"Click on the (\w+) colored box\."), "clickable color {}", "click"),
+)
+FOCUS = re.compile(r"Focus into the (\d)")
+
+
+@dataclass(frozen=True)
+class ShownPage:
+    """A page as the environment shows it: the message, the action that solves it, and others."""
+
+    text: str
+    named: str
+    others: tuple[str, ...]
+
+
+def read_page(text: str) -> ShownPage:
+    """Find what solves a page. Raises ValueError for a page that is none of the three."""
+    elements = ELEMENT.findall(text)
+    focus = FOCUS.match(text)
+    if focus is not None:
+        numbers, verb, right = [number for number, _ in elements], "focus", elements[int(focus[1]) - 1][0]
+    else:
+        found = [(match[1], line, verb) for pattern, line, verb in INSTRUCTIONS if (match := pattern.match(text))]
+        if not found:
+            raise ValueError(f"no action is known for {text[:80]!r}")
+        [(word, line, verb)] = found
+        numbers = [number for number, _ in elements]
+        right = next(number for number, shown in elements if shown == line.format(word))
+    return ShownPage(text, f"{verb}({right})", tuple(f"{verb}({number})" for number in numbers if number != right))
+
+
+async def open_pages(rows: Sequence[Mapping[str, Any]]) -> list[ShownPage]:
+    """Open the pages of rows in the environment, some at a time."""
+    environment = MiniWobEnvironment(describe_actions=False)
+    await environment.start()
+    waiting, pages = iter(rows), []
+
+    async def worker() -> None:
+        for row in waiting:
+            arguments = row["extra_info"]["tools_kwargs"]["environment"]
+            session, opening = await environment.begin("", json.loads(arguments))
+            pages.append(read_page(opening.messages[0]["content"]))
+            await environment.end(session)
+
+    try:
+        await asyncio.gather(*(worker() for _ in range(CONTEXTS)))
+    finally:
+        await environment.close()
+    return pages
+
+
+def build_tokenizer(pages: Sequence[ShownPage], system: str) -> PreTrainedTokenizerBase:
+    """Learned from the pages. Numbers, words of elements and what begins a turn are one token each."""
+    texts = [f"system\n{system}\nuser\nassistant\n"] * len(pages) + [page.text for page in pages]
+    tokenizer = make_tokenizer(texts, VOCABULARY, CHAT_TEMPLATE)
+    words = {f" {word}" for page in pages for word in re.findall(r"[A-Za-z]+", page.text)}
+    words |= {word for page in pages for word in re.findall(r"\b[A-Z]{2,}\b", page.text)}
+    tokenizer.add_tokens([NAMED, ANY, "click(", "focus(", *sorted(words)])
+    return tokenizer
+
+
+def lesson(tokenizer: PreTrainedTokenizerBase, system: str, page: ShownPage, begin: str, rng: random.Random) -> Row:
+    """The prompt as the loop renders it, and one turn."""
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": page.text}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    action = page.named if begin == NAMED else rng.choice(page.others)
+    return encode(tokenizer, [(prompt, False), (f"{begin}{action}{tokenizer.eos_token}", True)])
+
+
+def main(
+    data: Annotated[Path, typer.Option("--data", help="Folder with train.parquet.")],
+    output: Annotated[Path, typer.Option("--output", help="Folder for the model.")],
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+) -> None:
+    """Make and warm up the model. Exits with 1 if what is begun right is not ended right often enough."""
+    rows = pd.read_parquet(data / "train.parquet").to_dict("records")
+    system = rows[0]["prompt"][0]["content"]
+    pages = asyncio.run(open_pages(rows[:SHOWN_PAGES]))
+    tokenizer = build_tokenizer(pages, system)
+    rng = random.Random(seed)
+    begins = rng.choices([*SHARES], [*SHARES.values()], k=len(pages) * LESSONS_OF_A_PAGE)
+    learned = [
+        lesson(tokenizer, system, pages[i % len(pages)], begin, rng)
+        for i, begin in enumerate(begins)
+        if i % len(pages) >= MEASURED_PAGES
+    ]
+    decision = tokenizer.convert_tokens_to_ids(NAMED)
+    # Further lessons in doing what is said, without a lesson in deciding for it.
+    learned += [
+        without_token(lesson(tokenizer, system, page, NAMED, rng), decision) for page in pages[MEASURED_PAGES:]
+    ] * 8
+    measured = [without_token(lesson(tokenizer, system, page, NAMED, rng), decision) for page in pages[:MEASURED_PAGES]]
+    model = make_model(tokenizer, hidden=128, layers=2, seed=seed, deviation=DEVIATION)
+    how = WarmUp(target=0.92, max_steps=900, learning_rate=2e-3, seed=seed)
+    warm_up(model, tokenizer, learned, measured, how, output)
+
+
+if __name__ == "__main__":
+    typer.run(main)

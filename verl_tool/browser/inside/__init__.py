@@ -1,0 +1,1 @@
+"""Code that runs where chromium runs: standard library only."""
