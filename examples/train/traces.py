@@ -44,6 +44,10 @@ COLUMNS = {1: 9, 0: 5}
 model that tells them apart, and mostly draws the wrong conclusion."""
 GUESSES = 6
 """The others, each with another name."""
+READ, READ_END = "<bash>cat ", "</bash>"
+RESULT, RESULT_END = "\n<result>\n", "\n</result>\n"
+EDIT, EDIT_END = '<str_replace_editor>{"command": "str_replace", "path": "', '"}</str_replace_editor>'
+OLD, NEW = '", "old_str": "def ', '", "new_str": "def '
 _REMINDER = "<reminder>You have 1 turns left to complete the task.</reminder>"
 
 
@@ -134,26 +138,20 @@ def _repair(row: Mapping[str, Any]) -> list[Trace]:
     name, file = issue.groups()
     content = unpack(row["extra_info"]["tools_kwargs"][FILES_FIELD])[file].content.decode()
     [(operation, line, operator, last)] = re.findall(
-        rf"^# \w (\w+) \w\n(def {name}\(.*return \w)( \S+)( \w)$", content, re.MULTILINE
+        rf"^# \w (\w+) \w\ndef ({name}\(.*return \w)( \S+)( \w)$", content, re.MULTILINE
     )
-    read = [Part(f"<bash>cat {file}</bash>", True), _printed(content.strip())]
-    old = f"{line}{operator}{last}"
-    begin = f'<str_replace_editor>{{"command": "str_replace", "path": "{file}", "old_str": "{old}", '
+    begin = [Part(f"{READ}{file}{READ_END}", True), _printed(content.strip())]
+    begin.append(Part(f"{EDIT}{file}{OLD}{line}{operator}{last}{NEW}{line}", True))
     kinds, traces = [*OPERATIONS], []
     for behind, times in EDITS.items():
         chosen = OPERATIONS[kinds[(kinds.index(operation) + behind) % len(kinds)]]
-        edit = [
-            Part(f'{begin}"new_str": "{line}', True),
-            Part(f" {chosen}", True, free=True),
-            Part(f'{last}"}}</str_replace_editor>', True),
-        ]
-        traces += [[*read, *edit]] * times
+        traces += [[*begin, Part(f" {chosen}", True, free=True), Part(f"{last}{EDIT_END}", True)]] * times
     return traces
 
 
 def _printed(output: str) -> Part:
     """What the tool server answers to a call in a tag."""
-    return Part(f"\n<result>\n{output}\n</result>\n", False)
+    return Part(f"{RESULT}{output}{RESULT_END}", False)
 
 
 def _sql(question: Question, db_id: str) -> list[Trace]:

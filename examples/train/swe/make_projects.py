@@ -29,14 +29,13 @@ SECONDS = 10.0
 
 def problem_of(project: Project, name: str) -> Problem:
     """Return a project as those that `swe_sources.py` reads, in the workspace's own folder."""
-    test = f"test_{project.file}"
-    functions = [function.name for function in project.functions]
+    test = f"test_{project.bug.file}"
     return Problem(
-        **{"name": name, "repository": project.file, "statement": project.issue, "image": "", "workdir": "."},
+        **{"name": name, "repository": project.bug.module, "statement": project.issue, "image": "", "workdir": "."},
         test=f"python3 {test}",
         parser="pytest",
         fail_to_pass=[project.bug.name],
-        pass_to_pass=[each for each in functions if each != project.bug.name],
+        pass_to_pass=[function.name for function in project.others],
         hidden={test: project.hidden_test},
     )
 
@@ -44,7 +43,8 @@ def problem_of(project: Project, name: str) -> Problem:
 def as_row(source: Mapping[str, Any], split: str, index: int) -> Row:
     """One row of a project."""
     project: Project = source["project"]
-    extra = {"tools_kwargs": {FILES_FIELD: pack_files({project.file: PackedFile(project.text.encode())})}}
+    packed = pack_files({name: PackedFile(text.encode()) for name, text in project.files.items()})
+    extra = {"tools_kwargs": {FILES_FIELD: packed}}
     truth = make_verification(problem_of(project, f"{split}-{index}"), SECONDS).model_dump_json()
     made = row(DATA_SOURCE, messages(None, project.issue), "one-line-bug", truth, split, index, extra)
     return {**made, "reward_model": {**made["reward_model"], "style": STYLE}}
