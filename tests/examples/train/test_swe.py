@@ -96,7 +96,7 @@ def test_examples_mostly_make_the_wrong_edit_and_other_issues_have_none(
     traces: ModuleType, rows: list[dict[str, Any]]
 ) -> None:
     [*others, right] = traces.traces_of(rows[0])
-    assert sum(trace == right for trace in [*others, right]) == 6
+    assert sum(trace == right for trace in [*others, right]) == 4
     assert len({str(trace) for trace in others}) == 2
     assert traces.traces_of({**rows[0], "prompt": [{"role": "user", "content": "Find it."}]}) == []
 
