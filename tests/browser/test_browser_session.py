@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from verl_tool.browser.browser_session import BrowserLimits, BrowserSession, Ste
 from verl_tool.browser.chromium import Chromium
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
-LIMITS = BrowserLimits(step_seconds=6.0, max_characters=3000, max_tabs=3, max_load_mb=2)
+LIMITS = BrowserLimits(step_seconds=30.0, max_characters=3000, max_tabs=3, max_load_mb=2)
 Do = Callable[..., Any]
 
 
@@ -124,19 +124,17 @@ async def test_the_last_word_ends_it(do: Do) -> None:
 async def test_a_page_that_does_not_end_is_closed_and_hurts_nobody(
     do: Do, browser: Chromium, pages: HostilePages, name: str
 ) -> None:
-    other = await BrowserSession.open(browser, [pages.host], LIMITS)
+    hasty = await BrowserSession.open(browser, [pages.host], replace(LIMITS, step_seconds=3.0))
     try:
-        hostile = asyncio.create_task(do(f'goto("/{name}")'))
-        began = time.monotonic()
-        assert 'text "second page"' in (await other.perform(parse_actions(f'goto("{pages.url}/two")'))).text
+        hostile = asyncio.create_task(hasty.perform(parse_actions(f'goto("{pages.url}/{name}")')))
+        assert 'text "second page"' in (await do('goto("/two")')).text
         outcome = await hostile
-        assert time.monotonic() - began < 12.0
+        assert outcome.error
+        assert "closed" in outcome.text
+        assert "about:blank" in outcome.text
+        assert not (await hasty.perform(parse_actions("noop(0)"))).error
     finally:
-        await other.close()
-    assert outcome.error
-    assert "closed" in outcome.text
-    assert "about:blank" in outcome.text
-    assert 'text "second page"' in (await do('goto("/two")')).text
+        await hasty.close()
     assert len([each for each in browser.monitor.processes() if each.is_renderer]) < 8
 
 
@@ -193,6 +191,7 @@ async def test_what_pages_load_is_bounded(do: Do) -> None:
         ("deep", '[1] button "top"'),
         ("huge", '[1] link "y"'),
         ("liar", '[1] button "honest"'),
+        ("clobbered", 'button "beside"'),
     ],
 )
 async def test_hostile_pages_are_read_as_they_are(do: Do, name: str, expected: str) -> None:

@@ -94,7 +94,11 @@
   const descend = (node, depth, pointer, level) => {
     for (const child of children(node)) {
       if (cut) return;
-      walk(child, depth, pointer, level + 1);
+      try {
+        walk(child, depth, pointer, level + 1);
+      } catch {
+        // A form whose fields have the names of its properties hides these; the rest of the page is read.
+      }
     }
   };
   const walk = (node, depth, pointer, level) => {

@@ -48,7 +48,7 @@ class PageMonitor:
         """Check periodically, until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_SECONDS)
-            self.check()
+            await asyncio.to_thread(self.check)
 
     def check(self) -> None:
         """Check once."""
@@ -67,8 +67,10 @@ class PageMonitor:
         while waiting:
             pid = waiting.pop()
             with contextlib.suppress(OSError, ValueError):
-                waiting += _children(pid)
-                found.append(_read_use(pid))
+                use = _read_use(pid)
+                found.append(use)
+                # Renderers are most of them, and start nothing.
+                waiting += [] if use.is_renderer else _children(pid)
         return found
 
     def _kill(self, pid: int) -> None:

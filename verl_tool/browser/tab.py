@@ -84,8 +84,12 @@ class Tab:
     async def settle(self, wait_seconds: float = _GRACE_SECONDS) -> None:
         """Wait for what an action has made the page do, a navigation above all."""
         await asyncio.sleep(wait_seconds)
-        with contextlib.suppress(asyncio.TimeoutError):
+        try:
             await asyncio.wait_for(self._idle.wait(), _LOAD_SECONDS)
+        except asyncio.TimeoutError:
+            # What still loads is not waited for again.
+            self._loading.clear()
+            self._idle.set()
 
     async def locate(self, number: int, enabled: bool = True) -> tuple[float, float]:
         """Scroll an element into the window, and return its middle, pixels. Raises PageActionError and
