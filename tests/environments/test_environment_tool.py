@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from environment_play import play_turns
 from toy_environments import GuessEnvironment, ShopEnvironment
 from toy_model import ScriptedEngine, ToyTokenizer
 from toy_tools import Puppet
 
-from verl_tool.agent_loop.actions import LoopFormats
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.agent_loop.prompt.opened_prompt import PromptOpener
-from verl_tool.agent_loop.prompt.prompt_renderer import PromptRenderer
 from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import ENVIRONMENT_FIELD, VERDICT_FIELD, FaultKind, StepRequest
@@ -23,8 +21,6 @@ from verl_tool.servers.execution.in_process import InProcessTools
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools.base import Tool
 from verl_tool.verification import EnvironmentVerification, verification_of
-
-SYSTEM = [{"role": "system", "content": "Be brief."}]
 
 
 async def play(
@@ -37,25 +33,9 @@ async def play(
     **options: Any,
 ) -> Trajectory:
     """Play `turns` in the environment that `arguments` name, as the training does."""
-    tokenizer = ToyTokenizer()
-    user = [] if question is None else [{"role": "user", "content": question}]
-    loaded = EpisodeOptions.load({"enable_mtrl": True, **options})
-    engine = ScriptedEngine(tokenizer, list(turns))
     async with InProcessTools(tools) as served:
         described = served.describe()
-        formats = LoopFormats(loaded.formats, described)
-        opener = PromptOpener(PromptRenderer(tokenizer, loaded, described), formats.of)
-        prompt_ids, open_prompt = opener.of([*SYSTEM, *user], None, "row 0")
-        episode = Episode(engine, served, tokenizer, loaded, formats=formats.all)
-        trajectory = await episode.run(
-            prompt_ids,
-            trajectory_id="t",
-            extra={ENVIRONMENT_FIELD: arguments},
-            verification=EnvironmentVerification(data=data or {}),
-            open_prompt=open_prompt,
-        )
-        await episode.aclose()
-    return trajectory
+        return await play_turns(served, described, turns, arguments, data, question=question, **options)
 
 
 def prompt_of(trajectory: Trajectory) -> str:

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from live_server import LiveServers
+from peer_programs import peer_python
 
 from verl_tool.client import ToolClient
 from verl_tool.content.packed_files import PackedFile, pack_files
@@ -44,17 +44,6 @@ def workspace_row() -> dict[str, Any]:
         "reward_model": {"style": STYLE, "ground_truth": json.dumps(verification)},
         "extra_info": {"tools_kwargs": {"workspace_files": pack_files({"question.txt": PackedFile(b"What is 6*7?")})}},
     }
-
-
-def peer_python(name: str) -> str:
-    """The Python of a package of another system, which ``scripts/install_peers.sh`` installs. Skips without it."""
-    folder = os.environ.get("VERL_TOOL_PEERS")
-    if not folder:
-        pytest.skip("VERL_TOOL_PEERS is not set: bash scripts/install_peers.sh FOLDER installs what it names")
-    python = Path(folder) / name / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"{python} does not exist: bash scripts/install_peers.sh {folder}")
-    return str(python)
 
 
 async def run_peer(name: str, script: str, *arguments: str) -> str:

@@ -26,6 +26,16 @@ THOUGHTS: Mapping[str, str] = {"<think>": "</think>", "[THINK]": "[/THINK]"}
 template opened it in the prompt."""
 
 
+def split_thoughts(text: str) -> tuple[str, str]:
+    """Return the thoughts at the beginning of a turn, and the text behind them. The chat template may have opened the
+    thoughts in the prompt."""
+    for opening, closing in THOUGHTS.items():
+        before, found, behind = text.partition(closing)
+        if found:
+            return before.removeprefix(opening).strip(), behind
+    return "", text
+
+
 def know_observation(opening: str, closing: str) -> None:
     """Let all formats skip the text between these two strings, like the observations of built-in formats."""
     _observations.setdefault(opening, closing)

@@ -24,7 +24,7 @@ from verl_tool.errors import ConfigError
 from verl_tool.formats import Format
 from verl_tool.formats.find import find_calls
 from verl_tool.formats.native.harmony import MESSAGE, HarmonyFormat
-from verl_tool.formats.scan import THOUGHTS
+from verl_tool.formats.scan import split_thoughts
 from verl_tool.gateway.conversation import AgentRequest, Finish, ModelAnswer, ToolCall
 from verl_tool.gateway.conversation_renderer import ConversationRenderer
 from verl_tool.gateway.dialects.base import RequestError
@@ -311,7 +311,7 @@ class AgentSession:
         text = self.model.tokenizer.decode(tokens[:n])
         stopped = min((stop for stop in request.stop if stop in text), key=text.index, default=None)
         text = text if stopped is None else text.partition(stopped)[0]
-        thoughts, text = _split_thoughts(text)
+        thoughts, text = split_thoughts(text)
         calls: list[ToolCall] = []
         if request.tools or request.deferred_tools:
             found = find_calls(text, self.model.formats)
@@ -345,15 +345,6 @@ def with_fault(rollout: Trajectory, message: str) -> Trajectory:
     """`rollout`, left out of the loss because infrastructure failed."""
     fault = Fault(kind=FaultKind.MISCONFIGURED, message=message, retryable=False)
     return replace(rollout, stop=StopReason.FAULT, fault=fault, excluded=Excluded.FAULT)
-
-
-def _split_thoughts(text: str) -> tuple[str, str]:
-    """Thoughts, and the text behind them. The template may have opened the thoughts in the prompt."""
-    for opening, closing in THOUGHTS.items():
-        before, found, behind = text.partition(closing)
-        if found:
-            return before.removeprefix(opening).strip(), behind
-    return "", text
 
 
 def _too_long(length: str, limit: int) -> ContextLengthError:

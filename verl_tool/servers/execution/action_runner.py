@@ -394,7 +394,9 @@ class ActionRunner:
         self, tool: Tool, trajectory: ServedTrajectory, request: StepRequest, deadline: float
     ) -> Context:
         """Return the context of a call of `tool`. A state is made at the trajectory's first call."""
-        context = Context(trajectory.id, request.step, None, request.extra, request.is_last_step, deadline)
+        context = Context(
+            trajectory.id, request.step, None, request.extra, request.is_last_step, deadline, request.action
+        )
         if tool.name not in trajectory.states:
             trajectory.states[tool.name] = await self._state(tool, trajectory, context)
         if tool.state_group in self._live:

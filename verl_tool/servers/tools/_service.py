@@ -57,12 +57,7 @@ class RemoteService:
         self._name = name
         self._settings = settings
         self._key = api_key
-        self._headers = {"content-type": "application/json"}
-        if api_key:
-            if not (api_key.isascii() and api_key.isprintable()):
-                words = "a line end or another character that no header can hold"
-                raise ConfigError(f"the key of {name} has {words}; see to {settings}")
-            self._headers[key_header] = f"Bearer {api_key}" if key_header == "authorization" else api_key
+        self._headers = {"content-type": "application/json", **key_headers(name, api_key, key_header, settings)}
         self._places = asyncio.Semaphore(max_concurrent)
         self._queue_seconds = queue_seconds
         self._session: aiohttp.ClientSession | None = None
@@ -153,6 +148,18 @@ class CodeService(RemoteService):
     """One that runs programs, which may be the cause that it is slow."""
 
     failing, slow = FaultKind.SANDBOX, FaultKind.TIMEOUT
+
+
+def key_headers(
+    name: str, api_key: str | None, header: str = "authorization", settings: str = "the options url and api_key"
+) -> dict[str, str]:
+    """The header with a key, if there is one. Raises ConfigError if no header can hold it."""
+    if not api_key:
+        return {}
+    if not (api_key.isascii() and api_key.isprintable()):
+        words = "a line end or another character that no header can hold"
+        raise ConfigError(f"the key of {name} has {words}; see to {settings}")
+    return {header: f"Bearer {api_key}" if header == "authorization" else api_key}
 
 
 def base_url(tool: str, url: str) -> str:

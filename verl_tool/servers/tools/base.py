@@ -97,6 +97,8 @@ class Context:
     """The model gets no further turn after this one."""
     deadline: float | None = None
     """When the action is stopped, on the clock of `time.monotonic`, seconds; None if it is not."""
+    action: str = ""
+    """The whole action, of which the call is a part."""
 
 
 class ToolOptions(BaseModel):
