@@ -55,7 +55,7 @@ class Recipe:
 CALCULATOR, ACECODER, NO_TOOL = "calculator", "acecoder", "acecoder_no_tool"
 FUNCTIONS, TERMINAL = "function_calling", "terminal"
 SEARCH, PAGES, SKYSQL = "search_r1", "long_document", "skysql"
-TOOLS, PIXELS, AGENT = "multi_tool", "pixel_reasoner", "unmodified_agent"
+TOOLS, PIXELS, AGENT, ASK = "multi_tool", "pixel_reasoner", "unmodified_agent", "ask_the_user"
 RECIPE: dict[str, Recipe] = {
     CALCULATOR: Recipe(
         RECIPES / "calculator" / "train.sh",
@@ -89,6 +89,7 @@ RECIPE: dict[str, Recipe] = {
         wanted=0.85,
     ),
     AGENT: Recipe(RECIPES / "unmodified_agent" / "train.sh", "val-core/unmodified_agent/acc/mean@1", None, wanted=0.85),
+    ASK: Recipe(RECIPES / "ask_the_user" / "train.sh", "val-core/ask_the_user/acc/mean@1", None, wanted=0.85),
     PIXELS: Recipe(
         RECIPES / "pixel_reasoner" / "train.sh",
         "val-core/pixel_reasoner/acc/mean@1",

@@ -1,7 +1,7 @@
 """A user whom a model at an OpenAI-compatible endpoint plays.
 
-The policy's turns are messages of the role ``user`` there, and the model's own answers of the role ``assistant``. Persona
-and goal are in the system message alone.
+The policy's turns are messages of the role ``user`` there, and the model's own answers of the role ``assistant``.
+Persona and goal are in the system message alone.
 """
 
 from __future__ import annotations
