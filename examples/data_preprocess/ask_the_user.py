@@ -103,9 +103,7 @@ def as_row(request: Request, split: str, index: int) -> Row:
 def main(
     local_dir: LocalDir = Path("data/ask_the_user"),
     train_size: Annotated[int, typer.Option("--train_size", min=1, help="Requests to train on.")] = 2000,
-    test_size: Annotated[
-        int, typer.Option("--test_size", min=1, help="Held-out requests, each of another order.")
-    ] = 256,
+    test_size: Annotated[int, typer.Option("--test_size", min=1, help="Held-out requests.")] = 256,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same requests.")] = 0,
 ) -> None:
     """Make the data set."""

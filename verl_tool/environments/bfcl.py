@@ -1,11 +1,11 @@
 """BFCL's multi-turn tasks, played and checked by the package bfcl-eval in a Python of its own.
 
-    python -m verl_tool.environments rows bfcl multi_turn_base --output rows.parquet --option python=/opt/bfcl/bin/python
+    python -m verl_tool.environments rows bfcl multi_turn_base --output rows.parquet -o python=/opt/bfcl/bin/python
     python -m verl_tool.servers.ray_serve --tool_type bfcl --tool_config '{"tools": [{"name": "bfcl", "python": "…"}]}'
 
-A row has a task of the package (or one of the same form): classes with functions, their initial state, and what the user
-says turn by turn. The next message of the user comes when the model answers without a call. At the end the package's
-checker compares states and answers after each turn with those of the ground truth
+A row has a task of the package, or one of the same form: classes with functions, their initial state, and the user's
+messages. The next message comes when the model answers without a call. At the end the package's checker compares states
+and answers after each turn with those of the ground truth
 (https://gorilla.cs.berkeley.edu/blogs/13_bfcl_v3_multi_turn.html).
 """
 
@@ -16,7 +16,7 @@ import json
 import shutil
 import subprocess
 import tempfile
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,9 +34,7 @@ from verl_tool.util.json_lines_process import kill_process, read_answer
 from verl_tool.verification import ENVIRONMENT_STYLE, Verdict
 
 PROGRAM = Path(bfcl_server.__file__)
-SYSTEM = (
-    "Answer the user's requests by calling functions. Answer without a call when a request is done or cannot be done."
-)
+SYSTEM = "Fulfil the user's requests by calling functions. Answer without a call when one is done or cannot be done."
 """System message of the rows that `read_rows` makes."""
 ADDED = "I have updated some more functions you can choose from. What about now?"
 """What the user says when functions are added, as in the package."""
@@ -100,17 +98,17 @@ class BfclEnvironment(Environment):
         limits = (str(self.options.memory_mb << 20), str(self.options.cpu_seconds))
         command = [str(self.options.python), "-I", str(PROGRAM), "serve", str(self._socket), *limits]
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=PIPE, stderr=PIPE, env=_ENVIRONMENT, cwd=self._folder
-            )
+            with open(self._folder / "stderr", "wb") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *command, stdin=DEVNULL, stdout=PIPE, stderr=log, env=_ENVIRONMENT, cwd=self._folder
+                )
             await asyncio.wait_for(read_answer(self._process), START_SECONDS)
         except (OSError, ValueError, asyncio.TimeoutError) as error:
-            printed = await self._last_words()
+            printed = (self._folder / "stderr").read_bytes()[-500:].decode("utf-8", "replace").strip()
             await self.close()
-            words = f"bfcl-eval cannot be served by {self.options.python}: {error or 'no answer'}; {printed}"
-            raise StartError(
-                f"{words} Install bfcl-eval in an environment of its own, and set the option python"
-            ) from error
+            words = f"{self.options.python} cannot serve bfcl-eval: {error or 'no answer'}; {printed}"
+            remedy = "install bfcl-eval in an environment of its own, and set the option python to its interpreter"
+            raise StartError(f"{words}\n{remedy}") from error
 
     async def check(self) -> None:
         if self._process is None or self._process.returncode is not None:
@@ -137,7 +135,6 @@ class BfclEnvironment(Environment):
             words = f"no connection to the process of bfcl-eval: {error}"
             raise ToolFault(FaultKind.UNREACHABLE, words, retryable=True) from error
         session = BfclSession(entry, reader, writer, [], {})
-        # The row's names are replaced: the package keeps one state for each.
         answer = await self._ask(session, {"entry": dict(entry)})
         if "error" in answer:
             await self.end(session)
@@ -203,11 +200,10 @@ class BfclEnvironment(Environment):
             line = b""
         if line.endswith(b"\n"):
             return dict(json.loads(line))
-        await asyncio.sleep(0)
         if self._process is None or self._process.returncode is not None:
             words = "the process of bfcl-eval has exited, and with it the state of the episode"
             raise ToolFault(FaultKind.STATE_LOST, words, retryable=False)
-        words = "the episode's process ended: it took too much memory or processor time (memory_mb, cpu_seconds)"
+        words = "the episode's process ended: it took too much memory or processor time (memory_mb, cpu_seconds), or wrote too much"
         raise ToolFault(FaultKind.TOOL_CRASHED, words, retryable=False)
 
     @staticmethod
@@ -217,12 +213,6 @@ class BfclEnvironment(Environment):
         for number, names in missing.items():
             session.later[number] = [described.pop(name) for name in names if name in described]
         session.tools = [*described.values()]
-
-    async def _last_words(self) -> str:
-        if self._process is None or self._process.stderr is None:
-            return ""
-        await kill_process(self._process)
-        return (await self._process.stderr.read())[-500:].decode("utf-8", "replace").strip()
 
 
 def read_rows(source: str, *, python: str) -> Iterator[dict[str, Any]]:
@@ -237,9 +227,7 @@ def read_rows(source: str, *, python: str) -> Iterator[dict[str, Any]]:
         done = subprocess.run(command, capture_output=True, timeout=ROWS_SECONDS, env=_ENVIRONMENT, check=True)
     except subprocess.CalledProcessError as error:
         words = error.stderr[-500:].decode("utf-8", "replace").strip()
-        raise ConfigError(
-            f"bfcl-eval has no multi-turn tasks {source!r}, or {python} has no bfcl-eval: {words}"
-        ) from error
+        raise ConfigError(f"{python} finds no tasks {source!r} of bfcl-eval: {words}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{python} cannot be run: {error}; set python") from error
     for number, line in enumerate(done.stdout.splitlines()):
@@ -268,7 +256,7 @@ def _check_entry(entry: object) -> Mapping[str, Any]:
             return entry
     else:
         wrong = ["entry"]
-    words = f"tools_kwargs.environment needs entry, a task with {', '.join(needed)}; see to {', '.join(wrong) or 'question'}"
+    words = f"tools_kwargs.environment.entry must be a task of bfcl-eval; wrong: {', '.join(wrong) or 'question'}"
     raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
 
 
@@ -301,9 +289,8 @@ def _write_call(call: Call, tools: Sequence[ToolDescription]) -> str:
     arguments = call.arguments or {}
     unknown = [name for name in arguments if name not in known[call.name]]
     if unknown:
-        raise InvalidCall(
-            f"{call.name} has no argument {unknown[0][:80]!r}; known: {', '.join(known[call.name]) or 'none'}"
-        )
+        words = ", ".join(known[call.name]) or "none"
+        raise InvalidCall(f"{call.name} has no argument {unknown[0][:80]!r}; known: {words}")
     text = f"{call.name}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
     try:
         return bfcl_server.checked_call(text)

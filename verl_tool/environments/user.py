@@ -11,9 +11,10 @@ tools. The conversation is graded by the database at its end and by what the pol
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,13 +26,13 @@ from verl_tool.environments.simulated_user.conversation import SimulatedUser, Sp
 from verl_tool.environments.simulated_user.domain import Database, Domain, state_hash
 from verl_tool.environments.simulated_user.model_user import ModelSampling, ModelUser, UserModel
 from verl_tool.environments.simulated_user.scripted_user import ScriptedUser, UserScript
-from verl_tool.errors import StartError, ToolFault
+from verl_tool.errors import ConfigError, StartError, ToolFault
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind, Opening
 from verl_tool.servers.tools._service import RemoteService, base_url
 from verl_tool.servers.tools._web import WebOptions
 from verl_tool.servers.tools.base import ToolResult
-from verl_tool.verification import Verdict
+from verl_tool.verification import ENVIRONMENT_STYLE, Verdict
 
 _M = TypeVar("_M", bound=BaseModel)
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -236,6 +237,34 @@ class UserEnvironment(Environment):
         database = self._domain.new_database(session.row.database)
         await self._domain.replay(database, [(action.name, action.arguments) for action in truth.actions or ()])
         return state_hash(database)
+
+
+def read_rows(source: str, *, data_source: str = "user") -> Iterator[dict[str, Any]]:
+    """Yield verl's rows of a file of JSON lines.
+
+    A line has `environment` (a `UserRow`), `ground_truth` (a `UserGroundTruth`) and perhaps `system`, the policy's
+    system message. Raises ConfigError that names the line.
+    """
+    try:
+        lines = Path(source).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"{source} cannot be read: {error}") from error
+    for number, line in enumerate(lines):
+        try:
+            task = json.loads(line)
+            _read(UserRow, task["environment"], "environment")
+            _read(UserGroundTruth, task["ground_truth"], "ground_truth")
+        except (ValueError, KeyError, TypeError, AttributeError, ToolFault) as error:
+            raise ConfigError(f"{source}, line {number + 1}: {type(error).__name__}: {error}") from error
+        yield {
+            "data_source": data_source,
+            "prompt": [{"role": "system", "content": task["system"]}] if task.get("system") else [],
+            "ability": "dialogue",
+            "reward_model": {"style": ENVIRONMENT_STYLE, "ground_truth": task["ground_truth"]},
+            "extra_info": {"index": number, "tools_kwargs": {"environment": {"name": "user", **task["environment"]}}},
+            "agent_name": "verltool_agent",
+            "use_tool": True,
+        }
 
 
 def _read(model: type[_M], data: Mapping[str, Any], where: str) -> _M:

@@ -106,9 +106,8 @@ async def play_rows(
     # A second trajectory with the same id would be answered from the record.
     name = "+".join(habits)
     wrapped = HFTokenizer(tokenizer)
-    model = ScriptedModel(
-        wrapped, lambda context, number: write_turn(context, drawn[int(number.rpartition("-")[2])], rng)
-    )
+    habit_of = {f"{name}-{number}": habit for number, habit in enumerate(drawn)}
+    model = ScriptedModel(wrapped, lambda context, key: write_turn(context, habit_of[key], rng))
     described = tools.describe()
     formats = LoopFormats(OPTIONS.formats, described)
     opener = PromptOpener(PromptRenderer(wrapped, OPTIONS, described), formats.of)

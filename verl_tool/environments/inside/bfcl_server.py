@@ -20,8 +20,16 @@ CHECKER = "bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker"
 EXECUTION = "bfcl_eval.eval_checker.multi_turn_eval.multi_turn_utils"
 BACKEND = "bfcl_eval.constants.executable_backend_config"
 CLASSES = frozenset(
-    ("GorillaFileSystem", "MathAPI", "MessageAPI", "TwitterAPI", "TicketAPI", "TradingBot", "TravelAPI")
-    + ("VehicleControlAPI",)
+    [
+        "GorillaFileSystem",
+        "MathAPI",
+        "MessageAPI",
+        "TwitterAPI",
+        "TicketAPI",
+        "TradingBot",
+        "TravelAPI",
+        "VehicleControlAPI",
+    ]
 )
 """Those of the multi-turn tasks. Others of the package reach for the network or for files."""
 MODEL = "policy"
@@ -61,9 +69,8 @@ class Task:
 
     def functions(self):
         files = importlib.import_module(BACKEND).MULTI_TURN_FUNC_DOC_FILE_MAPPING
-        return [
-            doc for name in self.entry["involved_classes"] for doc in read_lines("multi_turn_func_doc", files[name])
-        ]
+        names = [files[name] for name in self.entry["involved_classes"]]
+        return [function for name in names for function in read_lines("multi_turn_func_doc", name)]
 
     def call(self, text):
         results, _ = importlib.import_module(EXECUTION).execute_multi_turn_func_call(
@@ -90,6 +97,8 @@ class Episode(socketserver.StreamRequestHandler):
     """One connection: the task first, then calls, then the check."""
 
     def handle(self):
+        self.server.socket.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         resource.setrlimit(resource.RLIMIT_AS, (self.server.memory_bytes,) * 2)
         resource.setrlimit(resource.RLIMIT_CPU, (self.server.cpu_seconds,) * 2)
         task = None
@@ -103,7 +112,7 @@ class Episode(socketserver.StreamRequestHandler):
                     answer = {"result": task.call(question["call"])}
                 else:
                     answer = task.check(question["turns"], question["truth"])
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - functions of the package, with arguments of a policy
                 answer = {"error": f"{type(error).__name__}: {error}"[:1000]}
             self.wfile.write(json.dumps(answer).encode() + b"\n")
 
