@@ -22,9 +22,9 @@ from verl_tool.verification import ENVIRONMENT_STYLE
 DATA_SOURCE = "ask_the_user"
 SYSTEM = "Order what the user wants. Ask for what the user did not say; do not guess. Then name the price."
 WORDS = {
-    "item": ("bag", "bowl", "chair", "clock", "desk", "fan", "lamp", "mug", "pan", "rug", "sofa", "vase"),
-    "colour": ("black", "blue", "brown", "gold", "green", "grey", "pink", "purple", "red", "silver", "white", "yellow"),
-    "town": ("Bern", "Bonn", "Cork", "Genoa", "Graz", "Lyon", "Oslo", "Paris", "Porto", "Riga", "Turin", "York"),
+    "item": ("bag", "bowl", "chair", "clock", "desk", "fan", "lamp", "mug", "rug", "vase"),
+    "colour": ("black", "blue", "brown", "gold", "green", "grey", "pink", "red", "white", "yellow"),
+    "town": ("Bern", "Bonn", "Cork", "Genoa", "Graz", "Lyon", "Oslo", "Paris", "Riga", "York"),
 }
 """What an order consists of. Each kind is also the word by which it is asked for."""
 REQUESTS = {
@@ -33,7 +33,7 @@ REQUESTS = {
     "town": ("Send me a {colour} {item}.", "I need a {colour} {item}."),
 }
 """What the user says first, by what is missing."""
-PRICES = range(10, 100)
+PRICES = range(5, 100, 5)
 KNOWN = "I said it."
 """The answer to a question for what the user named."""
 END_WORD = "price"
@@ -103,7 +103,7 @@ def as_row(request: Request, split: str, index: int) -> Row:
 def main(
     local_dir: LocalDir = Path("data/ask_the_user"),
     train_size: Annotated[int, typer.Option("--train_size", min=1, help="Requests to train on.")] = 2000,
-    test_size: Annotated[int, typer.Option("--test_size", min=1, help="Held-out requests.")] = 256,
+    test_size: Annotated[int, typer.Option("--test_size", min=1, help="Held-out requests.")] = 128,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same requests.")] = 0,
 ) -> None:
     """Make the data set."""

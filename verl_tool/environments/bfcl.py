@@ -98,7 +98,7 @@ class BfclEnvironment(Environment):
         limits = (str(self.options.memory_mb << 20), str(self.options.cpu_seconds))
         command = [str(self.options.python), "-I", str(PROGRAM), "serve", str(self._socket), *limits]
         try:
-            with open(self._folder / "stderr", "wb") as log:
+            with open(self._folder / "stderr", "wb") as log:  # noqa: ASYNC230 - an empty file, once
                 self._process = await asyncio.create_subprocess_exec(
                     *command, stdin=DEVNULL, stdout=PIPE, stderr=log, env=_ENVIRONMENT, cwd=self._folder
                 )
@@ -203,7 +203,7 @@ class BfclEnvironment(Environment):
         if self._process is None or self._process.returncode is not None:
             words = "the process of bfcl-eval has exited, and with it the state of the episode"
             raise ToolFault(FaultKind.STATE_LOST, words, retryable=False)
-        words = "the episode's process ended: it took too much memory or processor time (memory_mb, cpu_seconds), or wrote too much"
+        words = "the episode's process took too much memory (memory_mb) or time (cpu_seconds), or wrote too much"
         raise ToolFault(FaultKind.TOOL_CRASHED, words, retryable=False)
 
     @staticmethod

@@ -88,7 +88,19 @@ def build_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerBase:
     """Learned from requests. A detail, a price, a question and what all calls have in common are one token each."""
     tokenizer = make_tokenizer([*texts, f"system\nuser\nassistant\nprice {KNOWN}" * 10], VOCABULARY, CHAT_TEMPLATE)
     call = ['{"name": "order", "arguments": {"item": "', *(f'", "{kind}": "' for kind in KINDS[1:]), '"}}']
-    tokenizer.add_tokens([*TAGS, *call, *QUESTIONS.values(), KNOWN, *(f" {price}" for price in PRICES)])
+    tokenizer.add_tokens(
+        [
+            "system",
+            "user",
+            "assistant",
+            "price",
+            *TAGS,
+            *call,
+            *QUESTIONS.values(),
+            KNOWN,
+            *(f" {price}" for price in PRICES),
+        ]
+    )
     tokenizer.add_tokens([word for words in WORDS.values() for word in words])
     return tokenizer
 
@@ -144,7 +156,7 @@ def main(
     rows = pd.read_parquet(data / "train.parquet").to_dict("records")
     tokenizer, learned, measured = asyncio.run(prepare_lessons(rows, seed))
     model = make_model(tokenizer, hidden=128, layers=2, seed=seed, deviation=DEVIATION)
-    warm_up(model, tokenizer, learned, measured, WarmUp(0.92, max_steps=900, learning_rate=2e-3, seed=seed), output)
+    warm_up(model, tokenizer, learned, measured, WarmUp(0.9, max_steps=900, learning_rate=2e-3, seed=seed), output)
 
 
 if __name__ == "__main__":

@@ -20,16 +20,10 @@ CHECKER = "bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker"
 EXECUTION = "bfcl_eval.eval_checker.multi_turn_eval.multi_turn_utils"
 BACKEND = "bfcl_eval.constants.executable_backend_config"
 CLASSES = frozenset(
-    [
-        "GorillaFileSystem",
-        "MathAPI",
-        "MessageAPI",
-        "TwitterAPI",
-        "TicketAPI",
-        "TradingBot",
-        "TravelAPI",
-        "VehicleControlAPI",
-    ]
+    (
+        *("GorillaFileSystem", "MathAPI", "MessageAPI", "TwitterAPI"),
+        *("TicketAPI", "TradingBot", "TravelAPI", "VehicleControlAPI"),
+    )
 )
 """Those of the multi-turn tasks. Others of the package reach for the network or for files."""
 MODEL = "policy"
