@@ -74,7 +74,7 @@ async def test_asked_and_told_the_user_and_the_tool_answer_in_one_trajectory(scr
     turns = ["How many?", "<puppet>say hello</puppet>", ORDER, "That is 24 pounds."]
     played = await scripted.play(turns, {"script": SCRIPT}, TRUTH)
     assert played.stop is StopReason.TOOL_DONE
-    assert [call.observation.strip() for call in played.turn_calls][0] == "Two."
+    assert played.turn_calls[0].observation.strip() == "Two."
     assert "2 lamp for 24 pounds" in played.turn_calls[2].observation
     assert played.turn_calls[3].observation == "Thank you."
     text = text_of(played)
@@ -107,11 +107,16 @@ async def test_database_and_words_must_both_be_right(
 
 
 async def test_what_a_function_raises_is_read_and_no_other_trajectory_sees_the_database(scripted: Dialogues) -> None:
-    turns = [write_call("order", item="sofa"), write_call("order", item="lamp", number="x"), ORDER, "24 pounds"]
+    turns = [
+        write_call("order", item="sofa"),
+        write_call("order", item="lamp", number="x"),
+        write_call("pay", pounds=1),
+    ]
     for _ in range(2):
-        played = await scripted.play(turns, {"script": SCRIPT}, TRUTH)
-        unknown, wrong, right, _ = played.turn_calls
-        assert "Error: KeyError: 'sofa'" in unknown.observation
+        played = await scripted.play([*turns, ORDER, "24 pounds"], {"script": SCRIPT}, TRUTH)
+        missing, wrong, unknown, right, _ = played.turn_calls
+        assert "Error: KeyError: 'sofa'" in missing.observation
+        assert "unknown tool 'pay'" in unknown.observation
         assert "number" in wrong.observation
         assert "2 lamp" in right.observation
         assert played.verdict is not None
@@ -208,7 +213,7 @@ async def test_endless_talk_ends_and_long_turns_are_cut(domain: Path) -> None:
     async with PlayedUser(lambda messages: f"Answer {len(messages)}.") as endpoint:
         environment = UserEnvironment(base_url=endpoint.base_url, max_turns=3, max_characters=10, domain=domain)
         async with Dialogues([environment]) as dialogues:
-            turns = [f"{number} " + "bla " * 100 for number in range(9)]
+            turns = [f"{number} " + "bla " * 20 for number in range(9)]
             played = await dialogues.play(turns, ROW, {"outputs": ["8"], "actions": []})
     assert played.stop is StopReason.TOOL_DONE
     assert len(played.turn_calls) == 4
@@ -252,7 +257,7 @@ async def test_a_failing_endpoint_is_no_doing_of_the_policy(rule: UserRule, kind
     async with PlayedUser(later) as endpoint:
         environment = UserEnvironment(base_url=endpoint.base_url, total_seconds=1.0, timeout_seconds=0.5)
         async with Dialogues([environment]) as dialogues:
-            played = await dialogues.play(["How many?"], ROW, {"outputs": ["24"]}, tool_call_max_retries=0)
+            played = await dialogues.play(["How many?"], ROW, {"outputs": ["24"]})
     assert played.fault is not None
     assert played.fault.kind is kind
     assert played.excluded is Excluded.FAULT
@@ -262,9 +267,11 @@ async def test_a_failing_endpoint_is_no_doing_of_the_policy(rule: UserRule, kind
 async def test_an_endpoint_that_recovers_is_asked_again() -> None:
     failures = iter([503, 500])
 
-    async with PlayedUser(lambda messages: next(failures, None) or buyer(messages)) as endpoint:
-        async with Dialogues([UserEnvironment(base_url=endpoint.base_url)]) as dialogues:
-            played = await dialogues.play(["24 pounds"], ROW, {"outputs": ["24"]})
+    def failing(messages: list[dict[str, str]]) -> str | int:
+        return next(failures, None) or buyer(messages)
+
+    async with PlayedUser(failing) as endpoint, Dialogues([UserEnvironment(base_url=endpoint.base_url)]) as dialogues:
+        played = await dialogues.play(["24 pounds"], ROW, {"outputs": ["24"]})
     assert played.fault is None
     assert len(endpoint.requests) == 4
 

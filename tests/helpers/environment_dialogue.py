@@ -1,4 +1,4 @@
-"""A dialogue in an environment: the real loop, the real tool server and its client, and a model that says given turns."""
+"""A dialogue in an environment: the real loop, tool server and client, and a model that says given turns."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from verl_tool.servers.tools.base import Tool
 from verl_tool.verification import EnvironmentVerification
 
 
-def write_call(name: str, **arguments: Any) -> str:
+def write_call(name: str, /, **arguments: Any) -> str:
     return HERMES.write_call(name, arguments)
 
 
 class Dialogues:
     """Plays dialogues on one server. Use it in an ``async with`` block."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        self._tools = tools
+    def __init__(self, tools: Sequence[Tool], seconds: float = 60.0) -> None:
+        """`seconds`: deadline of a step, retries included."""
+        self._tools, self._seconds = tools, seconds
         self._number = 0
 
     async def __aenter__(self) -> Dialogues:
         self._servers = LiveServers()
         live = await self._servers.start(self._tools)
-        self._client = await ToolClient(live.url).__aenter__()
+        self._client = await ToolClient(live.url, timeout=self._seconds).__aenter__()
         self.described = await self._client.tools()
         return self
 
@@ -49,7 +50,7 @@ class Dialogues:
         """Play `turns` in the environment that begins with `arguments` and judges by `data`."""
         self._number += 1
         tokenizer = ToyTokenizer()
-        loaded = EpisodeOptions.load({"enable_mtrl": True, "mtrl_role": "tool", "max_turns": 12, **options})
+        loaded = EpisodeOptions.load({"enable_mtrl": True, "mtrl_role": "tool", "max_turns": len(turns), **options})
         formats = LoopFormats(loaded.formats, self.described)
         opener = PromptOpener(PromptRenderer(tokenizer, loaded, self.described), formats.of)
         prompt_ids, open_prompt = opener.of([{"role": "system", "content": "Be brief."}], None, "row 0")

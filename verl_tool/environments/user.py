@@ -110,10 +110,11 @@ class UserOptions(WebOptions):
     """Of a turn, as the user reads it; the rest is cut off."""
     stop: str = Field(default="###STOP###", min_length=1)
     """What the model writes to end the conversation."""
-    timeout_seconds: float = Field(default=60.0, gt=0)
+    timeout_seconds: float = Field(default=25.0, gt=0)
     """Of one request."""
-    total_seconds: float = Field(default=180.0, gt=0)
-    """Of an answer, with retries. The server's own deadline of an action must be longer."""
+    total_seconds: float = Field(default=30.0, gt=0)
+    """Of an answer, with the wait for a place, and of its retries. Half of the loop's ``tool_call_timeout`` at most: a
+    call that outlasts that one counts as the policy's doing."""
     domain: Path | None = None
     """File of typed functions over a database, which are tools of the policy."""
 

@@ -92,7 +92,6 @@ class Episode(socketserver.StreamRequestHandler):
 
     def handle(self):
         self.server.socket.close()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         resource.setrlimit(resource.RLIMIT_AS, (self.server.memory_bytes,) * 2)
         resource.setrlimit(resource.RLIMIT_CPU, (self.server.cpu_seconds,) * 2)
         task = None
@@ -124,6 +123,9 @@ class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
 
 
 def serve(path, memory_bytes, cpu_seconds):
+    # Modules and functions of the package may print.
+    answers = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for module in (CHECKER, BACKEND, *importlib.import_module(BACKEND).CLASS_FILE_PATH_MAPPING.values()):
         # Classes of other suites need packages that need not be there.
         with contextlib.suppress(ImportError):
@@ -131,7 +133,8 @@ def serve(path, memory_bytes, cpu_seconds):
     with Server(path, Episode) as server:
         server.parent = os.getppid()
         server.memory_bytes, server.cpu_seconds = memory_bytes, cpu_seconds
-        print(json.dumps({"ready": True}), flush=True)
+        os.write(answers, json.dumps({"ready": True}).encode() + b"\n")
+        os.close(answers)
         server.serve_forever(poll_interval=0.5)
 
 

@@ -90,7 +90,11 @@ class UserModel:
         return str(found)
 
     async def _retry(self, body: Mapping[str, Any]) -> str:
-        return await retry_until(lambda seconds: self._ask(body, seconds), self._total_seconds)
+        try:
+            return await retry_until(lambda seconds: self._ask(body, seconds), self._total_seconds)
+        except ToolFault as fault:
+            # It was retried: a further attempt of the client would end in its own deadline.
+            raise ToolFault(fault.kind, fault.message, retryable=False) from fault
 
     async def _ask(self, body: Mapping[str, Any], seconds: float) -> str:
         try:
