@@ -10,6 +10,7 @@ tools. The conversation is graded by the database at its end and by what the pol
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import os
@@ -181,7 +182,7 @@ class UserEnvironment(Environment):
         row = _read(UserRow, arguments, "tools_kwargs.environment")
         if row.database is not None and self._domain is None:
             raise _misconfigured("the row has a database, and the server no domain; set the option domain")
-        database = {} if self._domain is None else self._domain.new_database(row.database)
+        database = {} if self._domain is None else await self._domain.new_database(row.database)
         session = UserSession(self._user_of(row), row, database)
         first = await session.user.reply(())
         if first.ends or not first.text:
@@ -212,7 +213,8 @@ class UserEnvironment(Environment):
             numbers["outputs_right"] = float(right and not any(_mentions(heard, o) for o in truth.forbidden_outputs))
         if truth.actions is not None or truth.state is not None:
             expected = await self._expected_hash(session, truth)
-            numbers["state_right"] = float(state_hash(session.database) == expected)
+            found = await asyncio.to_thread(state_hash, session.database)
+            numbers["state_right"] = float(found == expected)
         return Verdict(min(numbers.get("outputs_right", 1.0), numbers.get("state_right", 1.0)), numbers=numbers)
 
     async def fork_state(self, state: EnvironmentState) -> EnvironmentState:
@@ -235,7 +237,7 @@ class UserEnvironment(Environment):
             return truth.state
         if truth.state is not None:
             return state_hash(truth.state)
-        database = self._domain.new_database(session.row.database)
+        database = await self._domain.new_database(session.row.database)
         await self._domain.replay(database, [(action.name, action.arguments) for action in truth.actions or ()])
         return state_hash(database)
 

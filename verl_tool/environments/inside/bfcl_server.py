@@ -7,6 +7,8 @@ A connection is one episode in a process of its own: the package evaluates calls
 a policy may make it compute for long. Both sides write JSON lines. ``rows`` prints a task a line.
 """
 
+from __future__ import annotations
+
 import ast
 import contextlib
 import importlib
@@ -15,6 +17,7 @@ import os
 import resource
 import socketserver
 import sys
+from typing import Any
 
 CHECKER = "bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker"
 EXECUTION = "bfcl_eval.eval_checker.multi_turn_eval.multi_turn_utils"
@@ -27,19 +30,17 @@ CLASSES = frozenset(
 )
 """Those of the multi-turn tasks. Others of the package reach for the network or for files."""
 MODEL = "policy"
+MAX_ERROR_CHARACTERS = 1000
 
 
-def data_folder():
-    package = importlib.import_module("bfcl_eval")
-    return os.path.join(os.path.dirname(package.__file__), "data")
-
-
-def read_lines(*names):
-    with open(os.path.join(data_folder(), *names), encoding="utf-8") as file:
+def read_lines(*names: str) -> list[Any]:
+    """Return the objects in a file of JSON lines in the package's folder of data."""
+    [folder] = importlib.import_module("bfcl_eval").__path__
+    with open(os.path.join(folder, "data", *names), encoding="utf-8") as file:
         return [json.loads(line) for line in file if line.strip()]
 
 
-def checked_call(text):
+def checked_call(text: str) -> str:
     """Return a call as the package evaluates it. Raises ValueError unless it is one function of literal arguments."""
     call = ast.parse(text, mode="eval").body
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
@@ -54,75 +55,92 @@ def checked_call(text):
 class Task:
     """One task, as the package plays it."""
 
-    def __init__(self, entry):
+    def __init__(self, entry: dict[str, Any]) -> None:
+        """Raises ValueError if it involves a class that is not served."""
         unknown = sorted(set(entry["involved_classes"]) - CLASSES)
         if unknown:
             raise ValueError(f"involved_classes has {unknown}; known: {sorted(CLASSES)}")
-        self.entry = entry
-        self.long_context = "long_context" in entry["id"] or "composite" in entry["id"]
+        self._entry = entry
+        self._long_context = "long_context" in entry["id"] or "composite" in entry["id"]
 
-    def functions(self):
+    def functions(self) -> list[Any]:
+        """Return the documentation of all functions."""
         files = importlib.import_module(BACKEND).MULTI_TURN_FUNC_DOC_FILE_MAPPING
-        names = [files[name] for name in self.entry["involved_classes"]]
+        names = [files[name] for name in self._entry["involved_classes"]]
         return [function for name in names for function in read_lines("multi_turn_func_doc", name)]
 
-    def call(self, text):
+    def call(self, text: str) -> str:
+        """Run one call and return what the model reads."""
         results, _ = importlib.import_module(EXECUTION).execute_multi_turn_func_call(
             [checked_call(text)],
-            self.entry["initial_config"],
-            self.entry["involved_classes"],
+            self._entry["initial_config"],
+            self._entry["involved_classes"],
             MODEL,
-            self.entry["id"],
-            long_context=self.long_context,
+            self._entry["id"],
+            long_context=self._long_context,
         )
-        return results[0]
+        return str(results[0])
 
-    def check(self, turns, truth):
+    def check(self, turns: list[list[list[str]]], truth: list[list[str]]) -> dict[str, Any]:
         """Return what the package's checker says of the calls of each turn."""
         truth = [[checked_call(call) for call in turn] for turn in truth]
         turns = [[[checked_call(call) for call in step] for step in turn] for turn in turns]
         turns += [[] for _ in range(len(truth) - len(turns))]
-        category = self.entry["id"].rsplit("_", 1)[0]
-        found = importlib.import_module(CHECKER).multi_turn_checker(turns, truth, self.entry, category, MODEL)
+        category = self._entry["id"].rsplit("_", 1)[0]
+        found = importlib.import_module(CHECKER).multi_turn_checker(turns, truth, self._entry, category, MODEL)
         return {name: found.get(name) for name in ("valid", "error_type", "error_message")}
 
 
 class Episode(socketserver.StreamRequestHandler):
-    """One connection: the task first, then calls, then the check."""
+    """One connection: the task first, then calls, then the check. It runs in a process of its own."""
 
-    def handle(self):
-        self.server.socket.close()
-        resource.setrlimit(resource.RLIMIT_AS, (self.server.memory_bytes,) * 2)
-        resource.setrlimit(resource.RLIMIT_CPU, (self.server.cpu_seconds,) * 2)
+    server: Server
+
+    def handle(self) -> None:
+        self.server.enter_episode()
         task = None
         for line in self.rfile:
             question = json.loads(line)
             try:
-                if "entry" in question:
+                if task is None:
                     task = Task(question["entry"])
-                    answer = {"functions": task.functions()}
+                    answer: dict[str, Any] = {"functions": task.functions()}
                 elif "call" in question:
                     answer = {"result": task.call(question["call"])}
                 else:
                     answer = task.check(question["turns"], question["truth"])
             except Exception as error:  # noqa: BLE001 - functions of the package, with arguments of a policy
-                answer = {"error": f"{type(error).__name__}: {error}"[:1000]}
+                answer = {"error": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]}
             self.wfile.write(json.dumps(answer).encode() + b"\n")
 
 
 class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+    """Forks for each connection, and ends with the process that started it."""
+
     max_children = 100_000
     """The tool bounds the number of episodes."""
     request_queue_size = 1024
     block_on_close = False
 
-    def service_actions(self):
+    def __init__(self, path: str, memory_bytes: int, cpu_seconds: int) -> None:
+        super().__init__(path, Episode)
+        self._parent = os.getppid()
+        self._limits = {resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_CPU: cpu_seconds}
+
+    def enter_episode(self) -> None:
+        """Close what belongs to the server, and set the limits of an episode."""
+        self.socket.close()
+        for kind, limit in self._limits.items():
+            resource.setrlimit(kind, (limit, limit))
+
+    def service_actions(self) -> None:
         super().service_actions()
-        if os.getppid() != self.parent:
+        if os.getppid() != self._parent:
             os._exit(0)
 
 
-def serve(path, memory_bytes, cpu_seconds):
+def serve(path: str, memory_bytes: int, cpu_seconds: int) -> None:
+    """Print a line of JSON when connections are accepted, and serve until the parent ends."""
     # Modules and functions of the package may print.
     answers = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -130,15 +148,14 @@ def serve(path, memory_bytes, cpu_seconds):
         # Classes of other suites need packages that need not be there.
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    with Server(path, Episode) as server:
-        server.parent = os.getppid()
-        server.memory_bytes, server.cpu_seconds = memory_bytes, cpu_seconds
+    with Server(path, memory_bytes, cpu_seconds) as server:
         os.write(answers, json.dumps({"ready": True}).encode() + b"\n")
         os.close(answers)
         server.serve_forever(poll_interval=0.5)
 
 
-def print_rows(category):
+def print_rows(category: str) -> None:
+    """Print each task of a category with its ground truth."""
     answers = {row["id"]: row["ground_truth"] for row in read_lines("possible_answer", f"BFCL_v4_{category}.json")}
     for entry in read_lines(f"BFCL_v4_{category}.json"):
         print(json.dumps({"entry": entry, "truth": answers[entry["id"]]}))

@@ -18,14 +18,14 @@ The first parameter is the trajectory's own database. What a function raises is 
 
 from __future__ import annotations
 
-import copy
+import asyncio
 import hashlib
 import inspect
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.formats import Call
@@ -65,8 +65,7 @@ class Domain:
             raise ConfigError(f"domain {path} has no tool; decorate functions of a database with @tool")
         self._functions = {made.name: made for made in map(_domain_function, functions)}
         initial = getattr(module, INITIAL, None)
-        self._initial = initial() if initial is not None else {}
-        _canonical(self._initial, f"{INITIAL} of domain {path}")
+        self._initial = _canonical(initial() if initial is not None else {}, f"{INITIAL} of domain {path}")
 
     @property
     def tools(self) -> list[ToolDescription]:
@@ -80,9 +79,10 @@ class Domain:
             for each in self._functions.values()
         ]
 
-    def new_database(self, initial: Mapping[str, Any] | None) -> Database:
+    async def new_database(self, initial: Mapping[str, Any] | None) -> Database:
         """Return a database of its own, from the row's `initial` data or else the file's."""
-        return cast("Database", copy.deepcopy(self._initial if initial is None else dict(initial)))
+        text = self._initial if initial is None else json.dumps(initial)
+        return dict(await asyncio.to_thread(json.loads, text))
 
     async def call(self, database: Database, call: Call) -> ToolResult:
         """Run one call. Raises InvalidCall with words for the policy."""

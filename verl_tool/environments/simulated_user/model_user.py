@@ -84,7 +84,8 @@ class UserModel:
         try:
             found = await self._store.answer({"url": self._service.url, "body": body}, lambda: self._retry(body))
         except NotRecorded as error:
-            raise ToolFault(FaultKind.UNREACHABLE, f"the user's model: {error}"[:300], retryable=False) from error
+            words = "the user's model was never asked this, and replay asks nobody; record it first"
+            raise ToolFault(FaultKind.UNREACHABLE, words, retryable=False) from error
         except ServiceRejectedError:
             return ""
         return str(found)
@@ -130,8 +131,9 @@ class ModelUser:
 
     def _messages(self, conversation: Sequence[SpokenMessage]) -> list[dict[str, str]]:
         spoken = [SpokenMessage(False, GREETING), *conversation]
-        # A policy cannot have the stop marker repeated.
-        texts = (m.text if m.by_user else m.text.replace(self._model.stop, "") for m in spoken)
+        # A policy must not have the stop marker repeated.
+        stop = self._model.stop
+        texts = (m.text if m.by_user else m.text.replace(stop, " ".join(stop)) for m in spoken)
         roles = ("assistant" if m.by_user else "user" for m in spoken)
         chat = [{"role": role, "content": text or "..."} for role, text in zip(roles, texts, strict=True)]
         return [{"role": "system", "content": self._system}, *chat]
