@@ -100,6 +100,7 @@ def test_all_recipes_are_there():
             "pixel_reasoner/train.sh",
             "search_r1/train.sh",
         ),
+        "ask_the_user/train.sh",
         *("skysql/train.sh", "swe/train.sh", "terminal/train.sh", "toolgrpo/train.sh", "unmodified_agent/train.sh"),
     }
 
@@ -510,6 +511,8 @@ def test_without_tools_no_prompt_tells_of_any(script):
         pytest.skip("its tasks ask for a change of files, which nothing but a tool can make")
     if script.startswith("long_document"):
         pytest.skip("its documents are read by a tool alone")
+    if script.startswith("ask_the_user"):
+        pytest.skip("its user is at the tool server")
     if script == WITH_AGENT:
         pytest.skip("its agent has its own tools")
     config = completed(script, PROFILE="gpu", USE_TOOL="false")

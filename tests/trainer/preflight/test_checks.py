@@ -21,6 +21,7 @@ ROW_LIMIT = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 ONE_GPU = {
     # Full parameters of 7 billion weights, and two GPUs per engine, need more than one.
     "acecoder/gpu.yaml": False, "acecoder/gpu_no_tool.yaml": False, "acecoder/gpu_mini.yaml": True,
+    "ask_the_user/gpu.yaml": True,
     "calculator/gpu.yaml": True, "function_calling/gpu.yaml": True, "gsm8k/gpu.yaml": True, "math_tir/gpu.yaml": True,
     "long_document/gpu.yaml": False, "mathcoder/gpu.yaml": False,
     "multi_tool/gpu.yaml": True, "pixel_reasoner/gpu.yaml": False,

@@ -112,14 +112,15 @@ def claim_turn(
     environment: Tool, opening: Opening, action: str, matched: Sequence[MatchedCall], unknown: Sequence[Call]
 ) -> list[MatchedCall]:
     """Return `matched` with the calls of the environment's own tools among the `unknown` ones. A turn without a call is
-    one call of the environment if it takes every turn."""
+    one call of the environment if it takes every turn. One with a broken call, or with a call in JSON of a tool that
+    there is not, is no such turn if the environment has tools."""
     names = {tool.name for tool in opening.tools}
     own = [MatchedCall(environment, call) for call in unknown if call.name in names]
     calls = [*matched, *own]
     if len(calls) > 1:
         calls = without_overlap(sorted(calls, key=lambda match: match.call.start), lambda match: match.call)
-    broken = bool(names) and any(call.error is not None for call in unknown)
-    if calls or broken or not opening.every_turn:
+    mistaken = bool(names) and any(call.error is not None or call.arguments is not None for call in unknown)
+    if calls or mistaken or not opening.every_turn:
         return calls
     return [MatchedCall(environment, Call(environment.name, action, 0, len(action), DIRECT))]
 
