@@ -21,7 +21,7 @@ pd = pytest.importorskip("pandas")
 
 from verl_tool.environments.user import UserEnvironment, UserGroundTruth, UserRow  # noqa: E402
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[4] / "examples"
 RECIPE = EXAMPLES / "train" / "ask_the_user"
 IGNORED = -100
 """Label of a token that is not learned."""
