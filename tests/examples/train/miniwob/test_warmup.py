@@ -10,7 +10,7 @@ from script_module import load_script
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).parents[3] / "examples" / "train" / "miniwob" / "warmup.py"
+SCRIPT = Path(__file__).parents[4] / "examples" / "train" / "miniwob" / "warmup.py"
 
 
 @pytest.mark.parametrize(
