@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,6 +63,7 @@ class ContainerEngine:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 env=self._environment(),
+                cwd=tempfile.gettempdir(),  # podman's conmon leaves a file `oom` where it runs
                 start_new_session=True,
             )
         except OSError as error:
