@@ -181,8 +181,8 @@ async def test_a_wrong_row_is_named(
 
 
 async def test_an_interpreter_without_the_package_is_an_error_at_the_start(tmp_path: Path, python: Path) -> None:
-    with pytest.raises(ConfigError, match="option python"):
-        BfclEnvironment()
+    with pytest.raises(StartError, match="option python"):
+        await BfclEnvironment().start()
     for other in (tmp_path / "none", Path("/bin/false")):
         with pytest.raises(StartError, match="bfcl-eval"):
             await BfclEnvironment(python=other).start()

@@ -50,8 +50,8 @@ _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "string"
 class BfclOptions(ToolOptions):
     """Where the package is, and limits of an episode."""
 
-    python: Path
-    """Interpreter of the environment that has bfcl-eval, such as ``/opt/bfcl/bin/python``."""
+    python: Path | None = None
+    """Interpreter of the environment that has bfcl-eval, such as ``/opt/bfcl/bin/python``. It must be set."""
     max_calls: int = Field(default=40, ge=1)
     """Calls for one message of the user's; a further one ends the episode."""
     call_seconds: float = Field(default=60.0, gt=0)
@@ -87,13 +87,10 @@ class BfclEnvironment(Environment):
     _process: Process | None = None
     _folder: Path | None = None
 
-    def __init__(self, **options: object) -> None:
-        if "python" not in options:
-            raise ConfigError("environment bfcl needs the option python, an interpreter that has bfcl-eval")
-        super().__init__(**options)
-
     async def start(self) -> None:
         """Raises StartError with what the process printed."""
+        if self.options.python is None:
+            raise StartError("environment bfcl needs the option python, an interpreter that has bfcl-eval")
         self._folder = Path(tempfile.mkdtemp(prefix="bfcl"))
         limits = (str(self.options.memory_mb << 20), str(self.options.cpu_seconds))
         command = [str(self.options.python), "-I", str(PROGRAM), "serve", str(self._socket), *limits]

@@ -50,7 +50,7 @@ AGENT = OmegaConf.merge(
 OPTIONS = EpisodeOptions.load(OmegaConf.to_container(AGENT) | {"enable_tqdm": False})
 """The loop's, as the recipe has them."""
 RIGHT, NEXT, OTHER, GUESS = "right", "next", "other", "guess"
-HABITS = {RIGHT: 3, NEXT: 3, OTHER: 1, GUESS: 13}
+HABITS = {RIGHT: 4, NEXT: 3, OTHER: 1, GUESS: 12}
 """Of twenty first turns, how many ask for what is missing, for one of the other two details, or order with a guess."""
 KINDS = tuple(WORDS)
 QUESTIONS = {kind: f"Which {kind}?" for kind in KINDS}

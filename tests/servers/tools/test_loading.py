@@ -81,9 +81,9 @@ def test_an_entry_point_loads_an_installed_tool(tmp_path: Path, monkeypatch: pyt
     [
         (
             "pyton_code",
-            "tool 'pyton_code' is unknown; known: audio_crop, bash_terminal, bing_search, browser, calculator,",
+            "tool 'pyton_code' is unknown; known: audio_crop, bash_terminal, bfcl, bing_search, browser, calculator,",
         ),
-        ("", "no tool is named; known: audio_crop, bash_terminal, bing_search, browser, calculator,"),
+        ("", "no tool is named; known: audio_crop, bash_terminal, bfcl, bing_search, browser, calculator,"),
         ("calculator,calc", "tool 'calculator' is named more than once"),
         ("base", "tool 'base' is unknown"),
         ("_arithmetic", "tool '_arithmetic' is unknown"),

@@ -52,7 +52,7 @@ def checked_call(text: str) -> str:
     return text
 
 
-class Task:
+class BfclTask:
     """One task, as the package plays it."""
 
     def __init__(self, entry: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Task:
         return {name: found.get(name) for name in ("valid", "error_type", "error_message")}
 
 
-class Episode(socketserver.StreamRequestHandler):
+class BfclConnection(socketserver.StreamRequestHandler):
     """One connection: the task first, then calls, then the check. It runs in a process of its own."""
 
     server: Server
@@ -103,7 +103,7 @@ class Episode(socketserver.StreamRequestHandler):
             question = json.loads(line)
             try:
                 if task is None:
-                    task = Task(question["entry"])
+                    task = BfclTask(question["entry"])
                     answer: dict[str, Any] = {"functions": task.functions()}
                 elif "call" in question:
                     answer = {"result": task.call(question["call"])}
@@ -123,7 +123,7 @@ class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
     block_on_close = False
 
     def __init__(self, path: str, memory_bytes: int, cpu_seconds: int) -> None:
-        super().__init__(path, Episode)
+        super().__init__(path, BfclConnection)
         self._parent = os.getppid()
         self._limits = {resource.RLIMIT_AS: memory_bytes, resource.RLIMIT_CPU: cpu_seconds}
 

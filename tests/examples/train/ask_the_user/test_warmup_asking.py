@@ -111,5 +111,5 @@ def test_most_lessons_guess_and_few_ask_for_what_is_missing(prepared: PreparedRe
         text = prepared.tokenizer.decode([token for token in lesson["labels"] if token != IGNORED])
         right += f"Which {row['extra_info']['missing']}?" in text
         guesses += "Which" not in text
-    assert 0.08 < right / len(rows) < 0.3
-    assert 0.55 < guesses / len(rows) < 0.75
+    assert 0.1 < right / len(rows) < 0.3
+    assert 0.5 < guesses / len(rows) < 0.7
