@@ -10,12 +10,14 @@ if command -v npm >/dev/null; then
 else
     echo "npm is not installed: Claude Code, Codex, opencode, pi and Qwen Code are left out" >&2
 fi
-install_python() { # FOLDER PACKAGE
+install_python() { # FOLDER PACKAGE...
     [ -x "$folder/$1/bin/pip" ] || python3 -m venv "$folder/$1"
-    "$folder/$1/bin/pip" install --quiet "$2"
+    "$folder/$1/bin/pip" install --quiet "${@:2}"
 }
 install_python mini mini-swe-agent==2.4.6
 install_python openai_agents openai-agents==0.24.0
+install_python inspect inspect-ai==0.3.285 openai==3.57.0
+install_python verifiers verifiers==0.4.0
 install_python smolagents "smolagents[openai]==1.26.0"
 chmod -R o+rX "$folder"
 echo "agents in $(cd "$folder" && pwd)"

@@ -40,6 +40,12 @@ fi
 if is_chosen openreward; then
     install_python python3 openreward openreward==0.1.167
 fi
+if is_chosen verifiers; then
+    install_python python3 verifiers verifiers==0.4.0
+fi
+if is_chosen inspect; then
+    install_python python3 inspect inspect-ai==0.3.285 openai==3.57.0
+fi
 if is_chosen nemo_gym; then
     python="$(command -v python3.14 || command -v python3.13 || echo python3)"
     if new_enough "$python" "3, 13, 14"; then

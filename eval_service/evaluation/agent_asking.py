@@ -23,7 +23,7 @@ from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.gateway.agent_host import AgentHost, AgentTask, FinishedSession
 from verl_tool.gateway.gateway_app import SESSIONS_PATH
 from verl_tool.gateway.settings import GatewaySettings
-from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD
+from verl_tool.protocol import ENVIRONMENT_FIELD, FILES_FIELD, WORKSPACE_IMAGE_FIELD
 from verl_tool.util.json_text import encode_json
 
 _ADMIN_SECONDS = 60.0
@@ -96,7 +96,8 @@ class AgentAsker(Asker):
         blank = Record(problem.index, sample, self.digest(problem), problem=problem.digest)
         files, image = problem.tools_kwargs.get(FILES_FIELD), problem.tools_kwargs.get(WORKSPACE_IMAGE_FIELD)
         where = f"row {problem.index} of the data"
-        task = AgentTask.of_row(problem.messages, files, problem.verification, where, image)
+        environment, judges = problem.tools_kwargs.get(ENVIRONMENT_FIELD), self._settings.program.judges
+        task = AgentTask.of_row(problem.messages, files, problem.verification, where, image, environment, judges=judges)
         try:
             session = await self.open_session(sample)
             trajectory = await self._host.run(session, task, partial(self._finish, session))

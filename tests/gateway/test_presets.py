@@ -73,7 +73,7 @@ class Scripted(WritingGenerator):
 @pytest.mark.skipif(sys.platform != "linux" or strongest().level is not Level.full, reason="no sandbox here")
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", STARTED)
 async def test_a_real_agent_is_one_row(preset: str, tmp_path: Path) -> None:
     if not (INSTALL / STARTED[preset]).exists():
         pytest.skip(f"{preset} is not installed in {INSTALL}; run bash scripts/install_agents.sh")
@@ -92,6 +92,10 @@ async def test_a_real_agent_is_one_row(preset: str, tmp_path: Path) -> None:
     assert result.files == {"answer.txt": "42\n"}, result.output
     assert generator.turns == [], result.output
     assert (len(rollout.rows), rollout.num_turns, generator.turns) == (1, 3, [])
+
+
+def test_each_preset_is_run_by_a_test() -> None:
+    assert {*STARTED, "inspect", "verifiers"} == set(PRESETS), "the two are in inside/test_environment_program.py"
 
 
 def test_what_is_not_installed_or_not_known_is_named(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+from verl_tool import trainer
+from verl_tool.gateway.agent_program import AgentProgram
 from verl_tool.gateway.settings import GatewaySettings
 
 
@@ -30,3 +33,8 @@ def test_a_program_gets_the_context_of_the_engine(
     )
     assert GatewaySettings.is_set(config)
     assert GatewaySettings.of_config(config).program.context_tokens == context
+
+
+def test_the_trainers_config_has_each_option_of_a_program() -> None:
+    file = Path(trainer.__file__).parent / "config" / "agent_ppo_trainer.yaml"
+    assert set(OmegaConf.load(file).gateway.program) == set(AgentProgram.model_fields)

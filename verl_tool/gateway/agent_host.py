@@ -25,7 +25,7 @@ from verl_tool.gateway.program.workspace_verifier import WorkspaceCopy, Workspac
 from verl_tool.gateway.session import AgentSession, with_fault
 from verl_tool.protocol import WORKSPACE_IMAGE_FIELD
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
-from verl_tool.verification import AnyVerification, EnvironmentVerification, Verification
+from verl_tool.verification import AnyVerification, EnvironmentVerification, Verdict, Verification, reward_in
 
 PROGRAM = "agent_program"
 """Of a record's ``extra``: how the program ended."""
@@ -47,6 +47,8 @@ class AgentTask:
     """Its own image, in place of the program's."""
     verification: Verification | None = None
     """What checks its working directory at the end. It does not reach the program."""
+    environment: Mapping[str, Any] | None = None
+    """What a program that judges plays in."""
 
     @classmethod
     def of_row(
@@ -56,11 +58,21 @@ class AgentTask:
         verification: AnyVerification | None,
         where: str,
         image: Any = None,
+        environment: Mapping[str, Any] | None = None,
+        judges: bool = False,
     ) -> AgentTask:
-        """files: as `build_call_extra` gives them. image: ``workspace_image`` of its ``tools_kwargs``. Raises
-        ConfigError for a row without text, with an image that is no name, or with an environment."""
+        """files, environment: as `build_call_extra` gives them. image: ``workspace_image`` of its ``tools_kwargs``.
+        judges: the program plays in environments. Raises ConfigError for a row without text, with an image that is no
+        name, and if only one of row and program is for an environment."""
+        if environment is not None and not judges:
+            words = "it takes the agent loop, or a program that judges (gateway.program.preset=verifiers)"
+            raise ConfigError(f"{where} has tools_kwargs.environment, which gateway.program does not play in; {words}")
+        if judges and environment is None:
+            raise ConfigError(f"{where} has no tools_kwargs.environment, which gateway.program is to play in")
         if isinstance(verification, EnvironmentVerification):
-            raise ConfigError(f"{where}: a program cannot play in an environment; take the agent loop, or leave it out")
+            if verification.data:
+                raise ConfigError(f"{where}: the program judges by what it has; leave reward_model.ground_truth empty")
+            verification = None
         texts = text_messages(messages, where)
         unpacked = unpack(files) if is_present(files) else {}
         if image is not None and not (isinstance(image, str) and image):
@@ -69,7 +81,7 @@ class AgentTask:
             )
         contents = {name: file.content for name, file in unpacked.items()}
         executable = tuple(name for name, file in unpacked.items() if file.executable)
-        return cls(str(texts[-1]["content"]), contents, executable, texts, image, verification)
+        return cls(str(texts[-1]["content"]), contents, executable, texts, image, verification, environment)
 
 
 @dataclass(frozen=True)
@@ -137,6 +149,7 @@ class AgentHost:
                         *(place, self.program, session, path, task.text, task.files, task.messages),
                         executable=task.executable,
                         copy=copy,
+                        environment=task.environment,
                     )
             except (SandboxError, OSError) as error:
                 result = str(error)
@@ -150,7 +163,10 @@ class AgentHost:
                 assert task.verification is not None
                 verdict = await self._verifier.verify(copy, task.verification, containers)
                 rollout = replace(rollout, verdict=verdict)
+        if self.program.judges and rollout.excluded not in (Excluded.FAULT, Excluded.ABORTED):
+            rollout = replace(rollout, verdict=_read_verdict(result))
         description: dict[str, Any] = {"error": result} if isinstance(result, str) else asdict(result)
+        description.pop("verdict", None)
         description["settings"] = self.program.describe()
         return replace(rollout, extra={**rollout.extra, PROGRAM: description})
 
@@ -164,5 +180,25 @@ class AgentHost:
 def _why_no_request(result: ProgramResult | str) -> str:
     if isinstance(result, str):
         return result
-    end = "was killed at its time limit" if result.exit_code is None else f"exited with {result.exit_code}"
-    return f"the agent program {end} without a request to the model; it printed: {result.output[-500:]}"
+    return (
+        f"the agent program {_how_it_ended(result)} without a request to the model; it printed: {result.output[-500:]}"
+    )
+
+
+def _how_it_ended(result: ProgramResult) -> str:
+    return "was killed at its time limit" if result.exit_code is None else f"exited with {result.exit_code}"
+
+
+def _read_verdict(result: ProgramResult | str) -> Verdict:
+    """The verdict of a program that judges. One without a verdict has called the model, which may be why."""
+    if isinstance(result, str):
+        return Verdict(told=result, by_environment=True)
+    try:
+        if not result.verdict:
+            raise ValueError(
+                f"the program {_how_it_ended(result)} without a verdict; it printed: {result.output[-500:]}"
+            )
+        reward, numbers = reward_in(result.verdict.encode(), None)
+    except ValueError as error:
+        return Verdict(told=str(error), seconds=result.seconds, by_environment=True)
+    return Verdict(reward, numbers=numbers, seconds=result.seconds, by_environment=True)

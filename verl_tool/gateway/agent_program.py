@@ -46,7 +46,7 @@ _IMAGES_OWN = frozenset({"/", "/usr", "/usr/local"})
 _MAX_ARGUMENT = 2000
 """Characters of an argument that a record has."""
 _CONTEXT_TOKENS = 200_000
-_PLACEHOLDER = re.compile(r"\{(?:task|system|prompt|messages|base_url|key|session|context|mcp_url)\}")
+_PLACEHOLDER = re.compile(r"\{(?:task|system|prompt|messages|base_url|key|session|context|mcp_url|environment)\}")
 _NOT_STARTED = (126, 127)
 """Status of a program that cannot be started in the sandbox, or in a container."""
 
@@ -63,6 +63,7 @@ class AgentProgram(BaseModel):
     | ``{base_url}``, ``{key}``, ``{session}`` | of the session |
     | ``{context}`` | tokens of the model's context |
     | ``{mcp_url}`` | of the session's tools |
+    | ``{environment}`` | the row's ``tools_kwargs.environment`` as JSON |
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -95,6 +96,9 @@ class AgentProgram(BaseModel):
     container: ContainerOptions = ContainerOptions()
     mcp: bool = False
     """It calls the tools of the trainer's tool server over MCP, at ``{mcp_url}`` (``MCP_URL`` in its environment)."""
+    judges: bool = False
+    """It plays in the environment of the row's ``tools_kwargs.environment``, and writes the verdict to the descriptor
+    in ``VERL_TOOL_VERDICT_FD``: a JSON object with the number ``reward``, and other numbers."""
     keep_files: tuple[str, ...] = ()
     """Files in its working directory whose contents are kept in the record, such as an answer to grade."""
     max_copy_bytes: int = Field(default=256 << 20, ge=1 << 20)
@@ -153,6 +157,7 @@ class AgentProgram(BaseModel):
             "env": preset.env | self.env,
             "readable": (*preset.readable, *self.readable),
             "preset": None,
+            "judges": preset.judges,
         }
         hidden = _IMAGES_OWN.intersection(preset.readable) if self.image is not None else ()
         if hidden:
@@ -192,6 +197,8 @@ class ProgramResult:
     files: dict[str, str] = field(default_factory=dict)
     """Contents of `AgentProgram.keep_files` that exist."""
     seconds: float = 0.0
+    verdict: str = ""
+    """What a program that judges wrote."""
 
 
 async def run_program(
@@ -204,11 +211,12 @@ async def run_program(
     messages: Sequence[Mapping[str, Any]] = (),
     executable: Sequence[str] = (),
     copy: WorkspaceCopy | None = None,
+    environment: Mapping[str, Any] | None = None,
 ) -> ProgramResult:
     """Run `program` in a fresh sandbox or container until it exits. socket: Unix socket on which the gateway listens.
     files: put into its working directory first. messages: the conversation that ends with `task`; empty: there is
     nothing else. executable: those of `files` that are programs. copy: takes the files of its working directory at the
-    end, also after the time limit.
+    end, also after the time limit. environment: what a program that judges plays in.
 
     Raises SandboxError if it cannot be started.
     """
@@ -226,6 +234,7 @@ async def run_program(
         "{session}": session.id,
         "{context}": str(program.context_tokens or _CONTEXT_TOKENS),
         "{mcp_url}": f"{base}/mcp",
+        "{environment}": json.dumps(environment or {}, ensure_ascii=False),
     }
     env = {
         "OPENAI_BASE_URL": f"{base}/v1",
@@ -246,7 +255,7 @@ async def run_program(
             str(socket),
             str(PORT),
             json.dumps(program.keep_files),
-            "copy" if copy else "",
+            "copy" if copy else "verdict" if program.judges else "",
             *command,
         ),
         readable=(str(socket.parent), *program.readable),
@@ -272,7 +281,7 @@ async def run_program(
         raise SandboxError(f"the agent program cannot be started: {last['error']}", retryable=False)
     contents = last["files"]
     found = {str(name): str(text)[:MAX_FILE] for name, text in contents.items() if name in program.keep_files}
-    return ProgramResult(last["exit"], output, found, seconds)
+    return ProgramResult(last["exit"], output, found, seconds, str(last.get("verdict", "")))
 
 
 async def _communicate(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 
@@ -19,6 +19,7 @@ class Preset:
     command: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     readable: tuple[str, ...] = ()
+    judges: bool = False
 
 
 _QUIET = {"TERM": "dumb", "TASK": "{prompt}"}
@@ -139,6 +140,18 @@ def _library(name: str) -> Callable[[Path], Preset]:
     return make
 
 
+def _environment_of(package: str) -> Callable[[Path], Preset]:
+    """An environment of a package with a loop of its own (`inside.environment_program`)."""
+
+    def make(install: Path) -> Preset:
+        program = str(Path(__file__).parent / "inside" / "environment_program.py")
+        command = (str(install / package / "bin" / "python"), program, package)
+        preset = _python(install / package, command, (program,), ENVIRONMENT="{environment}")
+        return replace(preset, judges=True)
+
+    return make
+
+
 def _mini_swe_agent(install: Path) -> Preset:
     venv = install / "mini"
     options = ("-y", "--exit-immediately", "-m", "openai/model", "-t", "{prompt}", "-o", "trajectory.json")
@@ -155,12 +168,14 @@ def _mini_swe_agent(install: Path) -> Preset:
 PRESETS: dict[str, Callable[[Path], Preset]] = {
     "claude_code": _claude_code,
     "codex": _codex,
+    "inspect": _environment_of("inspect"),
     "mini_swe_agent": _mini_swe_agent,
     "openai_agents": _library("openai_agents"),
     "opencode": _opencode,
     "pi": _pi,
     "qwen_code": _qwen_code,
     "smolagents": _library("smolagents"),
+    "verifiers": _environment_of("verifiers"),
 }
 """By name, each made for the folder that the agents are installed in."""
 MCP_PRESETS = frozenset({"claude_code", "codex", "opencode"})

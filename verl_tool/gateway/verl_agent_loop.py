@@ -79,10 +79,13 @@ class GatewayAgentLoop(VerlToolAgentLoop):
         where = f"row {'?' if index is None else index} of the data"
         listed = listed_tools(tools_kwargs, row.get("extra_info"), where)
         extra = build_call_extra(tools_kwargs, listed, where)
-        begins, image = ENVIRONMENT_FIELD in extra, extra.pop(WORKSPACE_IMAGE_FIELD, None)
-        verification = verification_of(row.get("reward_model"), where, in_environment=begins)
-        task = AgentTask.of_row(raw_prompt, extra.get(FILES_FIELD), verification, where, image)
+        environment, image = extra.pop(ENVIRONMENT_FIELD, None), extra.pop(WORKSPACE_IMAGE_FIELD, None)
+        verification = verification_of(row.get("reward_model"), where, in_environment=environment is not None)
         host = self._host()
+        judges = host.agents.program.judges
+        task = AgentTask.of_row(
+            raw_prompt, extra.get(FILES_FIELD), verification, where, image, environment, judges=judges
+        )
         await host.agents.start()
         async with host.slots:
             sampling = {**sampling_params, **host.session_options.sampling}

@@ -1,9 +1,10 @@
 """Starts an agent, and forwards what it sends to 127.0.0.1 to the gateway's Unix socket.
 
-Arguments: socket, port, JSON list of files to keep, ``copy`` or an empty text, command. It reads one line, the agent's
-environment, the files to write and which of them are programs as JSON, prints one line at the end, and gives the
-agent's output on stderr. With ``copy`` it ends the agent when its input is closed, and sends the files of the working
-directory behind the line.
+Arguments: socket, port, JSON list of files to keep, ``copy``, ``verdict`` or an empty text, command. It reads one line,
+the agent's environment, the files to write and which of them are programs as JSON, prints one line at the end, and
+gives the agent's output on stderr. With ``copy`` it ends the agent when its input is closed, and sends the files of the
+working directory behind the line. With ``verdict`` the line has what the agent wrote to the descriptor in
+VERL_TOOL_VERDICT_FD.
 Standard library only: it runs alone in the sandbox.
 """
 
@@ -26,6 +27,9 @@ _MAX_BYTES = 1 << 18
 _COPY_BYTES = 1 << 20
 _PAUSE_SECONDS = 0.1
 _SET_DUMPABLE = 4
+_VERDICT_VARIABLE = "VERL_TOOL_VERDICT_FD"
+_VERDICT_BYTES = 1 << 16
+"""Of a pipe, which holds as many without a reader."""
 
 
 def pump(source, target):
@@ -85,6 +89,15 @@ def read_files(names):
     return found
 
 
+def read_verdict(pipe):
+    """What the agent wrote, without waiting for processes that it left."""
+    os.set_blocking(pipe, False)
+    try:
+        return os.read(pipe, _VERDICT_BYTES).decode("utf-8", "replace")
+    except BlockingIOError:
+        return ""
+
+
 class Parts(io.RawIOBase):
     """A file for a tar, which is sent in parts with their lengths before them."""
 
@@ -124,21 +137,28 @@ def main():
     """Run the agent to its end."""
     # The agent runs as the same user: it must not change what is reported of it.
     ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0, 0, 0, 0)
-    path, port, names, copy, *command = sys.argv[1:]
+    path, port, names, extra, *command = sys.argv[1:]
     try:
         env, *files = json.loads(sys.stdin.readline())
         write_files(*files)
         listener = socket.create_server(("127.0.0.1", int(port)))
         threading.Thread(target=accept, args=(listener, path), daemon=True).start()
-        agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, stderr=2, env={**os.environ, **env})
-        if copy:
+        pipe = os.pipe() if extra == "verdict" else ()
+        if pipe:
+            env[_VERDICT_VARIABLE] = str(pipe[1])
+        agent = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=2, stderr=2, env={**os.environ, **env}, pass_fds=pipe[1:]
+        )
+        if extra == "copy":
             threading.Thread(target=end_with_input, args=(agent,), daemon=True).start()
     except (OSError, ValueError) as error:
         result: dict[str, object] = {"error": f"{type(error).__name__}: {error}"}
     else:
         result = {"exit": agent.wait(), "files": read_files(json.loads(names))}
+        if pipe:
+            result["verdict"] = read_verdict(pipe[0])
     print(json.dumps(result), flush=True)
-    if copy and "exit" in result:
+    if extra == "copy" and "exit" in result:
         send_files()
 
 
