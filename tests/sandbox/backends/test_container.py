@@ -289,7 +289,7 @@ async def test_memory_is_limited_for_all_programs_together() -> None:
         result = await container.exec(["python3", "-c", eats])
         assert (result.limit_hit, result.exit_code, result.signal) == ("memory_bytes", None, 9)
         assert (await container.exec("echo well")).stdout == "well\n"
-    assert not Path("oom").exists()
+    assert "oom" not in os.listdir()  # conmon writes it where podman runs
 
 
 async def test_root_of_an_image_may_change_its_files_and_not_end_the_container() -> None:
