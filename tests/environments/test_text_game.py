@@ -185,8 +185,8 @@ async def test_needs_are_checked_before_a_training() -> None:
 
 
 async def test_rows_are_split_by_seed(tools: ToolSet) -> None:
-    rows = list(read_rows(GUESS, rows=10, first_seed=100, held_out=0.2, make={"below": 4}, max_turns=3))
-    arguments = [json.loads(row["extra_info"]["tools_kwargs"]["environment"]) for row in rows]
+    rows = list(read_rows(GUESS, count=10, first_seed=100, held_out=0.2, make={"below": 4}, max_turns=3))
+    arguments = [row["extra_info"]["tools_kwargs"]["environment"] for row in rows]
     seeds = {
         s: [a["seed"] for a, r in zip(arguments, rows, strict=True) if r["extra_info"]["split"] == s]
         for s in ("train", "test")
@@ -196,6 +196,6 @@ async def test_rows_are_split_by_seed(tools: ToolSet) -> None:
     result = await begin(tools, "row", **arguments[0])
     assert opening_of(result).messages[0]["content"].endswith("below 4.")
     await finish(tools, "row")
-    assert "max_turns" not in next(iter(read_rows(GUESS, rows=1)))
-    with pytest.raises(ValueError, match="share"):
+    assert "max_turns" not in next(iter(read_rows(GUESS, count=1)))
+    with pytest.raises(ConfigError, match="share"):
         list(read_rows(GUESS, held_out=2))

@@ -16,21 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from peer_programs import peer_python
 
 from verl_tool.environments.text_game import TextGame
 from verl_tool.protocol import ENVIRONMENT_FIELD, KEEP_FIELD, VERDICT_FIELD, StepRequest, StepResult
 from verl_tool.servers.execution.toolset import ToolSet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-PEERS = os.environ.get("VERL_TOOL_PEERS", "")
 GUESS_NUMBER = Path(__file__).parents[2] / "examples" / "train" / "text_game" / "guess_number.py"
-
-
-def python_of(peer: str) -> str:
-    python = Path(PEERS) / peer / "bin" / "python"
-    if not PEERS or not python.exists():
-        pytest.skip(f"no {peer}: run scripts/install_peers.sh FOLDER, and set VERL_TOOL_PEERS=FOLDER")
-    return str(python)
 
 
 @asynccontextmanager
@@ -58,7 +51,7 @@ async def play(tools: ToolSet, turns: Sequence[str], **arguments: Any) -> tuple[
 
 
 async def test_gem_and_the_game_of_the_recipe_say_the_same() -> None:
-    python, make = python_of("gem"), {"max_number": 5, "max_turns": 3}
+    python, make = peer_python("gem"), {"max_number": 5, "max_turns": 3}
     games = [
         (python, "gem:game:GuessTheNumber-v0-easy"),
         (sys.executable, f"{GUESS_NUMBER}:GuessTheNumber"),
@@ -74,7 +67,7 @@ async def test_gem_and_the_game_of_the_recipe_say_the_same() -> None:
 
 
 async def test_gem_refuses_what_runs_programs_of_the_model() -> None:
-    python = python_of("gem")
+    python = peer_python("gem")
     with pytest.raises(Exception, match="without a sandbox"):
         await TextGame(python=python, environment="gem:code:CodeContest").check_needs()
     with pytest.raises(Exception, match="GuessTheNumber-v0-easy"):
@@ -82,7 +75,7 @@ async def test_gem_refuses_what_runs_programs_of_the_model() -> None:
 
 
 async def test_textarena_sends_what_is_new_and_rewards_at_the_end() -> None:
-    async with served(python=python_of("textarena"), environment="textarena:GuessTheNumber-v0") as tools:
+    async with served(python=peer_python("textarena"), environment="textarena:GuessTheNumber-v0") as tools:
         first, results, verdict = await play(tools, ["[10]", "nothing", *[f"[{n}]" for n in (1, 2, 3)]], seed=4)
         assert "between 1 and 20" in first
         assert results[0].observation.startswith("[GAME] The target number is ")
@@ -98,7 +91,7 @@ async def test_textarena_sends_what_is_new_and_rewards_at_the_end() -> None:
 
 async def test_textarena_draws_the_same_for_a_seed_whatever_runs_beside_it() -> None:
     name = "textarena:FrozenLake-v0-random"
-    async with served(python=python_of("textarena"), environment=name, processes=12) as tools:
+    async with served(python=peer_python("textarena"), environment=name, processes=12) as tools:
         alone = [(await play(tools, ["[right]"], seed=seed))[0] for seed in range(3)]
         together = await asyncio.gather(*[play(tools, [f"[down]{n}"], seed=n % 3) for n in range(12)])
     assert [first for first, _, _ in together] == alone * 4
@@ -106,7 +99,7 @@ async def test_textarena_draws_the_same_for_a_seed_whatever_runs_beside_it() -> 
 
 
 async def test_textarena_refuses_a_second_player_without_an_opponent(tmp_path: Path) -> None:
-    python, name = python_of("textarena"), "textarena:Nim-v0"
+    python, name = peer_python("textarena"), "textarena:Nim-v0"
     async with served(python=python, environment=name) as tools:
         [begun] = await tools.step([StepRequest("t", "", 0, extra={ENVIRONMENT_FIELD: {"seed": 1}})])
         assert begun.fault is not None
@@ -126,7 +119,7 @@ async def test_skyrl_gym_plays_a_row() -> None:
         "prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": "2+2?"}],
         "extras": {"reward_spec": {"ground_truth": "4"}, "max_turns": 3},
     }
-    async with served(python=python_of("skyrl_gym"), environment="skyrl_gym:gsm8k_multi_turn") as tools:
+    async with served(python=peer_python("skyrl_gym"), environment="skyrl_gym:gsm8k_multi_turn") as tools:
         first, results, verdict = await play(tools, ["I think 5", "#### 5", "#### 4"], seed=0, make=make)
     assert first == "2+2?"
     assert [result.done for result in results] == [False, False, True]
@@ -135,7 +128,7 @@ async def test_skyrl_gym_plays_a_row() -> None:
 
 
 async def test_textworld_plays_a_compiled_game(tmp_path: Path) -> None:
-    python = python_of("textworld")
+    python = peer_python("textworld")
     options = ["--world-size", "2", "--nb-objects", "3", "--quest-length", "2", "--seed", "7"]
     command = [str(Path(python).with_name("tw-make")), "custom", *options, "--output", f"{tmp_path}/seven.z8"]
     variables = {**os.environ, "PATH": f"{Path(python).parent}:{os.environ['PATH']}"}

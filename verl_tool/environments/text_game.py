@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import shutil
 import sys
@@ -228,7 +227,7 @@ class GameSession:
 def read_rows(
     source: str,
     *,
-    rows: int = 1000,
+    count: int = 1000,
     first_seed: int = 0,
     held_out: float = 0.1,
     make: Mapping[str, Any] | None = None,
@@ -237,12 +236,12 @@ def read_rows(
     data_source: str = TextGame.name,
 ) -> Iterator[dict[str, Any]]:
     """Yield verl's rows for the environment `source`, one a seed. The last seeds, a share of `held_out`, are the split
-    ``test``. Raises ValueError."""
+    ``test``. Raises ConfigError."""
     if not 0 <= held_out <= 1:
-        raise ValueError(f"held_out is {held_out}; write a share from 0 to 1")
-    num_train = rows - round(rows * held_out)
+        raise ConfigError(f"held_out is {held_out}; write a share from 0 to 1")
+    num_train = count - round(count * held_out)
     prompt = [] if system is None else [{"role": "system", "content": system}]
-    for number in range(rows):
+    for number in range(count):
         arguments = {
             "name": TextGame.name,
             "environment": source,
@@ -252,11 +251,11 @@ def read_rows(
         row = {
             "data_source": data_source,
             "prompt": prompt,
-            "reward_model": {"style": ENVIRONMENT_STYLE, "ground_truth": "{}"},
+            "reward_model": {"style": ENVIRONMENT_STYLE},
             "extra_info": {
                 "split": "train" if number < num_train else "test",
                 "index": number,
-                "tools_kwargs": {"environment": json.dumps(arguments)},
+                "tools_kwargs": {"environment": arguments},
             },
         }
         yield row if max_turns is None else {**row, "max_turns": max_turns}

@@ -29,7 +29,7 @@ def main(
     rows = list(
         read_rows(
             environment,
-            rows=size,
+            count=size,
             first_seed=seed * size,
             held_out=test_size / size,
             make=json.loads(make),
@@ -37,6 +37,8 @@ def main(
         )
     )
     output.mkdir(parents=True, exist_ok=True)
+    for row in rows:  # parquet knows no object without fields
+        row["extra_info"]["tools_kwargs"]["environment"] = json.dumps(row["extra_info"]["tools_kwargs"]["environment"])
     for split in ("train", "test"):
         chosen = [row for row in rows if row["extra_info"]["split"] == split]
         pd.DataFrame(chosen).to_parquet(output / f"{split}.parquet")

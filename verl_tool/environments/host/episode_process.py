@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from socket import socket
     from typing import Any
 
-    from .kinds import Maker, TextGame
+    from .kinds import Maker, HostedGame
 
 MAX_REQUEST_BYTES = 64 << 20
 MAX_OBSERVATION_CHARACTERS = 100_000
@@ -36,7 +36,7 @@ MAX_ERROR_CHARACTERS = 1000
 def serve_episode(connection: socket, makers: Mapping[str, Maker], memory_bytes: int) -> None:
     """Serve one episode until the other side closes the connection."""
     limit_memory(memory_bytes)
-    game: TextGame | None = None
+    game: HostedGame | None = None
     pattern: re.Pattern[str] | None = None
     with connection.makefile("rwb") as stream:
         while True:
@@ -61,7 +61,7 @@ def serve_episode(connection: socket, makers: Mapping[str, Maker], memory_bytes:
         game.close()
 
 
-def play(game: TextGame, pattern: re.Pattern[str] | None, turn: str) -> dict[str, Any]:
+def play(game: HostedGame, pattern: re.Pattern[str] | None, turn: str) -> dict[str, Any]:
     """Play the action in the model's `turn`: the last match of `pattern`, or the whole turn."""
     if pattern is not None:
         matches = list(pattern.finditer(turn))

@@ -1,4 +1,4 @@
-"""What packages of text environments call their games, as one interface: `TextGame`.
+"""What packages of text environments call their games, as one interface: `HostedGame`.
 
 An environment is named by its kind, such as ``gem:game:GuessTheNumber-v0``, or as ``module:factory`` or
 ``path/file.py:factory``, where the factory returns an object with ``reset(seed=...) -> observation, info`` and
@@ -27,7 +27,7 @@ class KindError(Exception):
     """An environment cannot be served; the message says why, and what to do."""
 
 
-class TextGame:
+class HostedGame:
     """One episode of an environment."""
 
     def begin(self, seed: int) -> list[dict[str, str]]:
@@ -43,7 +43,7 @@ class TextGame:
 
 
 if TYPE_CHECKING:
-    Maker = Callable[[Mapping[str, Any]], TextGame]
+    Maker = Callable[[Mapping[str, Any]], HostedGame]
     """Make a game from a row's ``make``."""
 
 
@@ -67,7 +67,7 @@ def load_kind(environment: str, opponent: str | None = None) -> Maker:
     return lambda make: GymnasiumLike(factory(**make))
 
 
-class GymnasiumLike(TextGame):
+class GymnasiumLike(HostedGame):
     """An environment with gymnasium's `reset` and `step` and text observations."""
 
     def __init__(self, env: Any) -> None:
@@ -111,7 +111,7 @@ def _load_gem(name: str) -> Maker:
     return lambda make: GemGame(gem.make(name, **make))
 
 
-class TextArenaGame(TextGame):
+class TextArenaGame(HostedGame):
     """A game of TextArena for one player, or for two with a scripted opponent. Its reward comes at the end.
 
     TextArena's wrapper repeats the whole game each turn; this one shows the messages since the last turn, without the
@@ -175,13 +175,13 @@ def _load_textarena(name: str, opponent: str | None = None) -> Maker:
     _check_known(name, registry, "textarena")
     play = None if opponent is None else _load_factory(opponent)
 
-    def make_game(make: Mapping[str, Any]) -> TextGame:
+    def make_game(make: Mapping[str, Any]) -> HostedGame:
         return TextArenaGame(textarena.make(env_id=name, **make), play)
 
     return make_game
 
 
-class SkyRLGymGame(TextGame):
+class SkyRLGymGame(HostedGame):
     """An environment of SkyRL-Gym, which is made from a row: ``prompt``, ``extras`` and ``env_config``."""
 
     def __init__(self, env: Any, prompt: list[dict[str, str]]) -> None:
@@ -208,7 +208,7 @@ def _load_skyrl_gym(name: str) -> Maker:
     _check_known(name, registry, "skyrl_gym")
     dict_config = importlib.import_module("omegaconf").DictConfig
 
-    def make_game(make: Mapping[str, Any]) -> TextGame:
+    def make_game(make: Mapping[str, Any]) -> HostedGame:
         unknown = sorted(set(make) - {"prompt", "extras", "env_config"})
         if unknown:
             raise KindError(f"make has {unknown}; an environment of skyrl_gym takes prompt, extras and env_config")
@@ -218,7 +218,7 @@ def _load_skyrl_gym(name: str) -> Maker:
     return make_game
 
 
-class TextWorldGame(TextGame):
+class TextWorldGame(HostedGame):
     """A compiled game of TextWorld. Of a folder of games the seed picks one. The reward is the increase of the
     score."""
 
@@ -265,7 +265,7 @@ def _load_textworld(path: str) -> Maker:
             )
         )
 
-    def make_game(make: Mapping[str, Any]) -> TextGame:
+    def make_game(make: Mapping[str, Any]) -> HostedGame:
         if make:
             raise KindError(f"make has {sorted(make)}; a game of textworld is compiled and takes nothing")
         return TextWorldGame(textworld, files)
