@@ -46,6 +46,9 @@ fi
 if is_chosen inspect; then
     install_python python3 inspect inspect-ai==0.3.285 openai==3.57.0
 fi
+for peer in gem:gem-llm==0.1.0 textarena:textarena==0.7.4 skyrl_gym:skyrl-gym==0.4.0 textworld:textworld==1.7.0; do
+    if is_chosen "${peer%%:*}"; then install_python python3 "${peer%%:*}" "${peer#*:}"; fi
+done
 if is_chosen nemo_gym; then
     python="$(command -v python3.14 || command -v python3.13 || echo python3)"
     if new_enough "$python" "3, 13, 14"; then

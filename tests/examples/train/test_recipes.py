@@ -102,6 +102,7 @@ def test_all_recipes_are_there():
         ),
         "ask_the_user/train.sh",
         *("skysql/train.sh", "swe/train.sh", "terminal/train.sh", "toolgrpo/train.sh", "unmodified_agent/train.sh"),
+        "text_game/train.sh",
     }
 
 

@@ -26,6 +26,7 @@ ONE_GPU = {
     "long_document/gpu.yaml": False, "mathcoder/gpu.yaml": False,
     "multi_tool/gpu.yaml": True, "pixel_reasoner/gpu.yaml": False,
     "search_r1/gpu.yaml": True, "skysql/gpu.yaml": False, "swe/gpu.yaml": False, "terminal/gpu.yaml": False,
+    "text_game/gpu.yaml": True,
     "toolgrpo/gpu.yaml": True,
     "unmodified_agent/gpu.yaml": False,
 }  # fmt: skip
