@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from socket import socket
     from typing import Any
 
-    from .kinds import Maker, HostedGame
+    from .kinds import HostedGame, Maker
 
 MAX_REQUEST_BYTES = 64 << 20
 MAX_OBSERVATION_CHARACTERS = 100_000

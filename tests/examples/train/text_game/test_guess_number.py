@@ -20,7 +20,7 @@ pd = pytest.importorskip("pandas")
 
 pytestmark = pytest.mark.slow
 
-RECIPE = Path(__file__).parents[3] / "examples" / "train" / "text_game"
+RECIPE = Path(__file__).parents[4] / "examples" / "train" / "text_game"
 GAME = f"{RECIPE}/guess_number.py:GuessTheNumber"
 MAKE = {"max_number": 5, "max_turns": 3}
 CONFIG = json.dumps({"tools": [{"name": "text_game", "environment": GAME}]})
