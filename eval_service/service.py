@@ -209,7 +209,9 @@ class Service:
         known = self._tool_descriptions or await self._tools_known()
         if self._opener is None or self._opener[0] != known:
             prompts = PromptRenderer(self.tokenizer, self.options, known, self._extra_formats)
-            self._opener = known, PromptOpener(prompts, LoopFormats(self.options.formats, known).of)
+            found = LoopFormats(self.options.formats, known)
+            own = self._extra_formats
+            self._opener = known, PromptOpener(prompts, lambda listed: found.of(listed) if own is None else own)
         return self._opener[1]
 
     async def formats_of(self, names: Sequence[str] | None) -> tuple[Format, ...]:
@@ -245,7 +247,7 @@ class Service:
 
     async def run(self, job: GenerationJob, observer: StreamObserver | None = None) -> Trajectory:
         """The trajectory of one answer. Raises HttpError if infrastructure failed it, and what the engine raises."""
-        uses_tools = self.uses_tools and job.tool_names != ()
+        uses_tools = self.uses_tools and (job.tool_names != () or job.open_prompt is not None)
         adapter = EpisodeAdapter(
             self.engine,
             self.tools if uses_tools else None,

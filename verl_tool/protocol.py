@@ -145,6 +145,8 @@ class Opening(BaseModel):
     """Tools of this one trajectory, described in addition to those of the server."""
     every_turn: bool = False
     """Whether a turn without a call is an action too."""
+    verdict_seconds: float = 0.0
+    """How long the verdict may take, for callers to check their deadline."""
 
 
 class Observation(BaseModel):

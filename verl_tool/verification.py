@@ -90,9 +90,14 @@ class Verdict:
     def score(self) -> float | None:
         """What the trajectory gets: the reward, 0 in place of one that does not count. None: there was no verdict, by
         no fault of the trajectory's."""
-        if self.fault is not None and not _by_the_workspace(self.fault):
+        if self.fault is not None and not (_by_the_workspace(self.fault) and not self._is_late):
             return None
         return self.reward if self.counts else 0.0
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether an environment did not judge in time, which is not the doing of a text of bounded length."""
+        return self.by_environment and self.fault is not None and self.fault.kind is FaultKind.TIMEOUT
 
     @property
     def counts(self) -> bool:

@@ -107,6 +107,9 @@ async def _images(request: ChatRequest, service: Service) -> tuple[ImagePart, ..
 
 async def completion_plan(request: CompletionRequest, service: Service, builder: ResponseBuilder) -> Plan:
     """Raises HttpError if a prompt cannot be continued."""
+    if ENVIRONMENT_FIELD in (request.extra_fields or {}):
+        message = f"'extra_fields.{ENVIRONMENT_FIELD}' shows its messages in a chat; send a chat, or leave it out"
+        raise bad_request(message, param="extra_fields")
     _reject_too_many(request, len(request.prompts), "prompt")
     prompts = [
         await _encoded(prompt, service, "prompt") if isinstance(prompt, str) else list(prompt)

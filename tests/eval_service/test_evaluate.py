@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
-from live_endpoint import CALL, LiveEndpoint, live_endpoint
+from live_endpoint import CALL, MODEL, LiveEndpoint, live_endpoint
 from run_folders import run_folder
 from toy_environments import GuessEnvironment
 from toy_tools import picture
@@ -152,7 +153,7 @@ async def test_environments_judge_the_answers_of_their_rows(tmp_path: Path) -> N
         {
             "prompt": [{"role": "system", "content": "Guess."}],
             "reward_model": {"style": "environment", "ground_truth": ""},
-            "extra_info": {"tools_kwargs": {"environment": {"secret": secret}}},
+            "extra_info": {"tools_kwargs": {"environment": {"secret": secret}, "tools": []}},
             "max_turns": 2,
         }
         for secret in (7, 8)
@@ -162,6 +163,9 @@ async def test_environments_judge_the_answers_of_their_rows(tmp_path: Path) -> N
     environment = [GuessEnvironment()]
     async with live_endpoint(lambda text: "7" if "No." in text else "4", tools=environment, options=options) as live:
         summary = await program.evaluate(evaluation(tmp_path, path, live), reward_config("environment", {}), None)
+        body = {"model": MODEL, "prompt": "Guess.", "extra_fields": {"environment": {"secret": 7}}}
+        async with aiohttp.ClientSession() as session, session.post(f"{live.url}/v1/completions", json=body) as answer:
+            assert (answer.status, "send a chat" in await answer.text()) == (400, True)
     assert (summary.accuracy.value, summary.answers, summary.errors) == (0.5, 2, 0)
     records = list(read_records(tmp_path / "out/records.jsonl"))
     assert [(r.index, r.score, r.details["env_steps"]) for r in records] == [(0, 1.0, 2.0), (1, 0.0, 2.0)]

@@ -37,7 +37,7 @@ from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.formats import Format, loop_formats, rendered_markers
 from verl_tool.formats.load import specs_of
-from verl_tool.protocol import ENVIRONMENT_FIELD, IMAGES_FIELD, KEEP_FIELD, FaultKind, StepResult
+from verl_tool.protocol import ENVIRONMENT_FIELD, IMAGES_FIELD, KEEP_FIELD, FaultKind, Opening, StepResult
 from verl_tool.verification import AnyVerification
 
 
@@ -197,10 +197,16 @@ class Episode:
         """Begin in the environment and make its prompt the trajectory's. Raises ToolFault, and what `open_prompt`
         raises."""
         opening = await self._channel.begin(builder, self._turns_left(builder, 0))
+        if opening.verdict_seconds > self.options.tool_call_timeout:
+            raise ConfigError(
+                f"tool_call_timeout is {self.options.tool_call_timeout:g} s, and the environment's verdict may take "
+                f"{opening.verdict_seconds:g} s; raise tool_call_timeout, or lower the environment's own deadline"
+            )
         try:
-            prompt = open_prompt(opening)
-        except ConfigError as error:  # what an environment shows differs between trajectories
-            raise ToolFault(FaultKind.MISCONFIGURED, str(error), False, builder.trajectory_id) from None
+            prompt = open_prompt(_without_control_tokens(opening, self._control_tokens))
+        except Exception as error:  # a template is a program, and each trajectory may show something else
+            words = f"the prompt with what the environment shows cannot be rendered: {error}"
+            raise ToolFault(FaultKind.MISCONFIGURED, words, False, builder.trajectory_id) from error
         builder.formats, builder.renderer, builder.task_prompt = prompt.formats, prompt.renderer, prompt.task_prompt
         builder.every_turn = opening.every_turn
         segments = self._prompt(prompt.prompt_ids, builder.visible_images)
@@ -386,3 +392,14 @@ class Episode:
         fitting = cut_segments(segments, remaining, self.options.truncate_response_side, self._tokenizer)
         builder.append_observation(fitting, truncated or tool_tokens(fitting) < tool_tokens(segments))
         return StopReason.MAX_RESPONSE_LENGTH
+
+
+def _without_control_tokens(opening: Opening, control_tokens: ControlTokens) -> Opening:
+    """Return `opening` with the control tokens in its texts broken up, as in observations."""
+
+    def escape(text: Any) -> Any:
+        return next(control_tokens.escaped_forms(text)) if isinstance(text, str) else text
+
+    messages = [{**message, "content": escape(message.get("content"))} for message in opening.messages]
+    tools = [tool.model_copy(update={"description": escape(tool.description)}) for tool in opening.tools]
+    return opening.model_copy(update={"messages": messages, "tools": tools})

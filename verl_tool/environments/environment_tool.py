@@ -74,6 +74,11 @@ class Environment(Tool):
         """Free a session. Called once, also after an episode that did not end."""
 
     @property
+    def verdict_seconds(self) -> float:
+        """How long `verdict` may take, if that is longer than a call of a tool. The loop's deadline must allow it."""
+        return 0.0
+
+    @property
     def call_names(self) -> tuple[str, ...]:
         """None: no model calls an environment by its name."""
         return ()
@@ -87,7 +92,7 @@ class Environment(Tool):
             raise ToolFault(FaultKind.BAD_REQUEST, message, retryable=False)
         arguments = {name: value for name, value in extra[ENVIRONMENT_FIELD].items() if name != "name"}
         session, opening = await self.begin(trajectory_id, arguments)
-        return EnvironmentState(session, opening)
+        return EnvironmentState(session, opening.model_copy(update={"verdict_seconds": self.verdict_seconds}))
 
     async def close_state(self, state: EnvironmentState) -> None:
         await self.end(state.session)

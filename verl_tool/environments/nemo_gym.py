@@ -73,8 +73,8 @@ class NemoGymOptions(ToolOptions):
     """For the answer to ``/seed_session`` or ``/reset``."""
     step_seconds: float = Field(default=60.0, gt=0)
     """For the answer to a call. A later one is the fault ``timeout``."""
-    verify_seconds: float = Field(default=300.0, gt=0)
-    """For the answer to ``/verify``, which may ask a model."""
+    verify_seconds: float = Field(default=60.0, gt=0)
+    """For the answer to ``/verify``. A server that asks a model may need more, and `tool_call_timeout` as much."""
     max_answer_bytes: int = Field(default=4 << 20, ge=1 << 10)
     """Size of one answer."""
     max_episodes: int | None = Field(default=None, ge=1)
@@ -121,6 +121,10 @@ class NemoGymEnvironment(Environment):
     description = "An environment of a NeMo-Gym resources server."
     Options = NemoGymOptions
     options: NemoGymOptions
+
+    @property
+    def verdict_seconds(self) -> float:
+        return self.options.verify_seconds
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)

@@ -193,6 +193,7 @@ async def test_environment(left: dict[str, Any], options: dict[str, Any], score:
     [
         ({}, "no environment judged the trajectory"),
         ({"verdict": judged(None, fault=fault(FaultKind.STATE_LOST))}, "gave no verdict: state_lost: because"),
+        ({"verdict": judged(None, fault=fault(FaultKind.TIMEOUT))}, "gave no verdict: timeout: because"),
     ],
 )
 async def test_environment_gives_no_reward_without_a_verdict(left: dict[str, Any], why: str) -> None:

@@ -208,6 +208,7 @@ class ActionRunner:
             if ENVIRONMENT_FIELD in request.extra:
                 return await self._begin(trajectory, request, admission, deadline)
             environment = self._environment_of(trajectory)
+            opening = None if environment is None else environment.opening(trajectory.states[environment.name])
             requested, formats = self._requested_tools(request), self._requested_formats(request)
             if len(request.action) > MAX_ACTION_CHARACTERS:
                 self._metrics.not_understood()
@@ -217,8 +218,9 @@ class ActionRunner:
                 matched, unknown = self._finder.direct(request.action, requested)
             else:
                 matched, unknown = await self._finder.find_async(request.action, requested, formats)
-            if environment is not None and request.extra.get(DIRECT_FIELD) is not True:
-                opening = environment.opening(trajectory.states[environment.name])
+            if environment is not None and opening is not None:
+                if request.extra.get(DIRECT_FIELD) is True:
+                    opening = opening.model_copy(update={"every_turn": False})
                 matched = claim_turn(environment, opening, request.action, matched, unknown)
             # Rejecting a call costs as much as running one, and an action may contain tens of thousands.
             matched = matched[: MAX_CALLS + 1]
@@ -231,7 +233,7 @@ class ActionRunner:
             else:
                 self._metrics.not_understood()
                 tools = self._tools if requested is None else requested
-                described = () if environment is None else opening.tools
+                described = () if opening is None else opening.tools
                 result = not_understood(request, tools, unknown, self._done_if_invalid, formats, described)
             if result.done and request.extra.get(KEEP_FIELD) is not True:
                 trajectory.over = True
