@@ -50,7 +50,7 @@ AGENT = OmegaConf.merge(
 OPTIONS = EpisodeOptions.load(OmegaConf.to_container(AGENT) | {"enable_tqdm": False})
 """The loop's, as the recipe has them."""
 RIGHT, NEXT, OTHER, GUESS = "right", "next", "other", "guess"
-HABITS = {RIGHT: 4, NEXT: 3, OTHER: 1, GUESS: 12}
+HABITS = {RIGHT: 4, NEXT: 2, OTHER: 1, GUESS: 13}
 """Of twenty first turns, how many ask for what is missing, for one of the other two details, or order with a guess."""
 KINDS = tuple(WORDS)
 QUESTIONS = {kind: f"Which {kind}?" for kind in KINDS}
@@ -156,7 +156,7 @@ def main(
     rows = pd.read_parquet(data / "train.parquet").to_dict("records")
     tokenizer, learned, measured = asyncio.run(prepare_lessons(rows, seed))
     model = make_model(tokenizer, hidden=128, layers=2, seed=seed, deviation=DEVIATION)
-    warm_up(model, tokenizer, learned, measured, WarmUp(0.9, max_steps=900, learning_rate=2e-3, seed=seed), output)
+    warm_up(model, tokenizer, learned, measured, WarmUp(0.95, max_steps=900, learning_rate=2e-3, seed=seed), output)
 
 
 if __name__ == "__main__":
