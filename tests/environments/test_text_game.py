@@ -212,6 +212,7 @@ async def test_rows_are_split_by_seed(tools: ToolSet) -> None:
     }
     assert seeds == {"train": list(range(100, 108)), "test": [108, 109]}
     assert {row["max_turns"] for row in rows} == {3}
+    assert all(row["reward_model"]["ground_truth"] == "{}" for row in rows)  # a training refuses rows without
     result = await begin(tools, "row", **arguments[0])
     assert opening_of(result).messages[0]["content"].endswith("below 4.")
     await finish(tools, "row")

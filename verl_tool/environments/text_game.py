@@ -247,7 +247,7 @@ def read_rows(
         row = {
             "data_source": data_source,
             "prompt": prompt,
-            "reward_model": {"style": ENVIRONMENT_STYLE},
+            "reward_model": {"style": ENVIRONMENT_STYLE, "ground_truth": "{}"},
             "extra_info": {
                 "split": "train" if number < num_train else "test",
                 "index": number,
