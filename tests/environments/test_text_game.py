@@ -10,11 +10,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 
+from verl_tool.environments.host.host_client import HostError
 from verl_tool.environments.text_game import TextGame, read_rows
-from verl_tool.errors import ConfigError
+from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.protocol import ENVIRONMENT_FIELD, KEEP_FIELD, VERDICT_FIELD, FaultKind, Opening, StepRequest, StepResult
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tool_config import ToolConfig
@@ -144,6 +146,23 @@ async def test_a_host_that_was_killed_is_started_again(tools: ToolSet) -> None:
     await game.close()
 
 
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_an_environment_that_does_not_begin_leaves_no_process(cancelled: bool) -> None:
+    game = TextGame(environment=f"{GAMES}:Sleepy", begin_seconds=30 if cancelled else 0.2)
+    await game.start()
+    beginning = asyncio.create_task(game.begin("t", {"seed": 1}))
+    if cancelled:
+        await asyncio.sleep(0.2)
+        beginning.cancel()
+    with pytest.raises(asyncio.CancelledError if cancelled else ToolFault):
+        await beginning
+    assert game._host is not None
+    children = psutil.Process(game._host.pid).children
+    while children():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await game.close()
+
+
 @pytest.mark.parametrize(
     ("extract", "turn", "answer"),
     [
@@ -166,8 +185,6 @@ async def test_the_action_is_taken_out_of_the_turn(extract: str, turn: str, answ
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "environment"),
-        ({"environment": ()}, "at least one"),
         ({"environment": GUESS, "python": "/no/python"}, "no such program"),
         ({"environment": GUESS, "extract": "(("}, "no regular expression"),
         ({"environment": GUESS, "max_steps": 0}, "max_steps"),
@@ -180,7 +197,9 @@ async def test_wrong_options_are_errors(options: dict, words: str) -> None:
 
 async def test_needs_are_checked_before_a_training() -> None:
     await TextGame(environment=GUESS).check_needs()
-    with pytest.raises(Exception, match="no function or class Nothing"):
+    with pytest.raises(ConfigError, match="environment is empty"):
+        await TextGame().check_needs()
+    with pytest.raises(HostError, match="no function or class Nothing"):
         await TextGame(environment=f"{GAMES}:Nothing").check_needs()
 
 
@@ -193,6 +212,7 @@ async def test_rows_are_split_by_seed(tools: ToolSet) -> None:
     }
     assert seeds == {"train": list(range(100, 108)), "test": [108, 109]}
     assert {row["max_turns"] for row in rows} == {3}
+    assert all(row["reward_model"]["ground_truth"] == "{}" for row in rows)  # a training refuses rows without
     result = await begin(tools, "row", **arguments[0])
     assert opening_of(result).messages[0]["content"].endswith("below 4.")
     await finish(tools, "row")

@@ -78,3 +78,10 @@ class Numbers:
 
     def reset(self, seed=None):
         return 3, {}
+
+
+class Sleepy:
+    """Does not begin."""
+
+    def reset(self, seed=None):
+        time.sleep(1000)

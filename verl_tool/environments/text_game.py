@@ -11,7 +11,6 @@ The package is in a Python environment of its own, whose interpreter is `python`
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import shutil
 import sys
@@ -42,7 +41,7 @@ _ARGUMENTS = {"seed", "make", "environment"}
 class TextGameOptions(ToolOptions):
     """Which environments are served, and their limits."""
 
-    environment: str | tuple[str, ...]
+    environment: str | tuple[str, ...] = ()
     """``gem:…``, ``textarena:…``, ``skyrl_gym:…``, ``textworld:FILE_OR_FOLDER``, ``gymnasium:…``, ``module:factory`` or
     ``file.py:factory``. Of several, a row names its own."""
     python: str = sys.executable
@@ -113,8 +112,6 @@ class TextGame(Environment):
 
     def __init__(self, **options: object) -> None:
         super().__init__(**options)
-        if not self.options.environments:
-            raise ConfigError("tool text_game: environment is empty; name at least one")
         self.max_live = self.options.processes  # type: ignore[misc]
         self._pattern = pattern_of(self.options.extract)
         self._starting = asyncio.Lock()
@@ -135,6 +132,8 @@ class TextGame(Environment):
 
     def _make_host(self) -> HostClient:
         o = self.options
+        if not o.environments:
+            raise ConfigError("tool text_game: option environment is empty; name one, such as gem:game:Sudoku-v0-easy")
         return HostClient(HostSettings(o.python, o.environments, o.opponent, o.memory_mb, o.start_seconds))
 
     async def _running_host(self) -> HostClient:
@@ -157,13 +156,14 @@ class TextGame(Environment):
         except HostError as error:
             raise ToolFault(FaultKind.UNREACHABLE, str(error), retryable=False) from error
         session = GameSession(host, episode)
-        with contextlib.ExitStack() as stack:
-            stack.callback(session.disconnect)
+        try:
             answer = await self._ask(session, request, self.options.begin_seconds, FaultKind.UNREACHABLE)
             if "raised" in answer:
                 message = f"{request['begin']} does not begin with {dict(arguments)!r:.200}: {answer['raised']}"
                 raise ToolFault(FaultKind.MISCONFIGURED, message, retryable=False)
-            stack.pop_all()
+        except BaseException:  # cancelled too: its process may hang
+            await asyncio.shield(host.end(episode, gently=False))
+            raise
         return session, Opening(messages=answer["messages"], every_turn=True)
 
     def _read_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,10 +219,6 @@ class GameSession:
         self.host, self.episode = host, episode
         self.steps = 0
 
-    def disconnect(self) -> None:
-        """End the process of an episode that did not begin."""
-        self.episode.disconnect()
-
 
 def read_rows(
     source: str,
@@ -251,7 +247,7 @@ def read_rows(
         row = {
             "data_source": data_source,
             "prompt": prompt,
-            "reward_model": {"style": ENVIRONMENT_STYLE},
+            "reward_model": {"style": ENVIRONMENT_STYLE, "ground_truth": "{}"},
             "extra_info": {
                 "split": "train" if number < num_train else "test",
                 "index": number,

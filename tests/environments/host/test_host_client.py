@@ -114,6 +114,18 @@ async def test_a_process_that_hangs_is_killed(host: HostClient) -> None:
     await wait_until(lambda: not is_running(pid))
 
 
+async def test_after_a_request_that_was_cancelled_no_answer_is_taken_for_another(host: HostClient) -> None:
+    episode, _ = await begin(host, NAUGHTY)
+    hanging = asyncio.create_task(act(episode, "hang"))
+    await asyncio.sleep(0.05)
+    hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hanging
+    with pytest.raises(EpisodeExitedError):
+        await act(episode, "long 1")
+    await host.end(episode, gently=False)
+
+
 async def test_a_process_that_is_killed_did_not_end_by_itself(host: HostClient) -> None:
     episode, first = await begin(host, NAUGHTY)
     os.kill(int(first.rpartition(" ")[2].rstrip(".")), signal.SIGKILL)

@@ -516,6 +516,8 @@ def test_without_tools_no_prompt_tells_of_any(script):
         pytest.skip("its user is at the tool server")
     if script.startswith("miniwob"):
         pytest.skip("its pages are in a browser")
+    if script.startswith("text_game"):
+        pytest.skip("its games are at the tool server")
     if script == WITH_AGENT:
         pytest.skip("its agent has its own tools")
     config = completed(script, PROFILE="gpu", USE_TOOL="false")

@@ -95,15 +95,23 @@ class HostEpisode:
     ) -> None:
         self.number = number
         self._reader, self._writer, self._status = reader, writer, status
+        self._waiting = False
+        """Whether an answer is outstanding. It is still when a request was cancelled."""
 
     async def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer. Raises EpisodeExitedError, and TimeoutError after `seconds`."""
+        """Return the answer. Raises EpisodeExitedError, also after a request that was cancelled, and TimeoutError after
+        `seconds`."""
+        if self._waiting:  # the next answer would be that of the cancelled request
+            raise EpisodeExitedError(None)
+        self._waiting = True
         try:
-            return await asyncio.wait_for(self._exchange(request), seconds)
+            answer = await asyncio.wait_for(self._exchange(request), seconds)
         except asyncio.TimeoutError as error:
             raise TimeoutError(f"the environment did not answer within {seconds:g} s") from error
         except (OSError, ValueError) as error:
             raise EpisodeExitedError(await self._exit_status()) from error
+        self._waiting = False
+        return answer
 
     async def _exchange(self, request: Mapping[str, Any]) -> dict[str, Any]:
         self._writer.write(json.dumps(request).encode() + b"\n")
