@@ -147,6 +147,7 @@ def test_the_action_of_a_turn() -> None:
         "<browser>click(1)</browser>",
     ):
         assert action_text(turn).strip() == "click(1)"
+    assert action_text("<think>I could write\n```\nclick(1)\n```") == ""
 
 
 def test_a_folder_without_pages_is_rejected(tmp_path: Path) -> None:

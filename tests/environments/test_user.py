@@ -264,6 +264,31 @@ async def test_a_failing_endpoint_is_no_doing_of_the_policy(rule: UserRule, kind
     assert "heliotrope" not in played.fault.message
 
 
+@pytest.mark.parametrize("at_first", [True, False])
+async def test_an_unfinished_thought_of_the_users_model_is_a_fault_and_tells_nothing(at_first: bool) -> None:
+    def think(messages: list[dict[str, str]]) -> str | int | None:
+        thought = f"<think>{messages[0]['content']} " + "Hm. " * 1000
+        return buyer(messages) if len(messages) == 2 and not at_first else thought
+
+    async with PlayedUser(think) as endpoint, Dialogues([UserEnvironment(base_url=endpoint.base_url)]) as dialogues:
+        played = await dialogues.play(["How many?", "24 pounds"], ROW, {"outputs": ["24"]})
+    assert "heliotrope" not in text_of(played)
+    assert played.fault is not None
+    assert played.fault.kind is FaultKind.MISCONFIGURED
+    assert "raise max_tokens" in played.fault.message
+    assert played.excluded is Excluded.FAULT
+    assert len(endpoint.requests) == 2 - at_first
+
+
+async def test_a_message_of_the_users_model_ends_at_an_unfinished_thought() -> None:
+    def think(messages: list[dict[str, str]]) -> str | int | None:
+        return f"Two.<think>{GOAL} " + "Hm. " * 1000 if len(messages) > 2 else buyer(messages)
+
+    async with PlayedUser(think) as endpoint, Dialogues([UserEnvironment(base_url=endpoint.base_url)]) as dialogues:
+        played = await dialogues.play(["How many?"], ROW, {"outputs": ["24"]})
+    assert played.turn_calls[0].observation == "Two."
+
+
 async def test_an_endpoint_that_recovers_is_asked_again() -> None:
     failures = iter([503, 500])
 

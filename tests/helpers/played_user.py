@@ -11,6 +11,8 @@ from local_server import LocalServer
 
 UserRule = Callable[[list[dict[str, str]]], "str | int | None"]
 """Maps a request's messages to the answer, an HTTP status, or None for a message without content."""
+MAX_CHARACTERS = 2000
+"""Of an answer; a longer one is cut off, and says so as an answer does at ``max_tokens``."""
 
 
 class PlayedUser(LocalServer):
@@ -35,5 +37,6 @@ class PlayedUser(LocalServer):
         text = self.rule(body["messages"])
         if isinstance(text, int):
             return web.Response(status=text, text="no", headers={"Retry-After": "0.01"})
-        message = {"role": "assistant", "content": text}
-        return web.Response(text=json.dumps({"choices": [{"index": 0, "message": message}]}))
+        message = {"role": "assistant", "content": text and text[:MAX_CHARACTERS]}
+        finish = "length" if text and len(text) > MAX_CHARACTERS else "stop"
+        return web.Response(text=json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": finish}]}))

@@ -33,6 +33,7 @@ from verl_tool.browser.tab import PageActionError
 from verl_tool.environments.environment_tool import Environment
 from verl_tool.errors import StartError, ToolFault
 from verl_tool.formats import Call
+from verl_tool.formats.scan import remove_thoughts
 from verl_tool.protocol import FaultKind, Opening, Role, ToolDescription
 from verl_tool.sandbox.isolation.levels import Level
 from verl_tool.servers.tools.base import ToolOptions, ToolResult
@@ -53,7 +54,6 @@ _BEGIN_SECONDS = 60.0
 _READY_SECONDS = 2.0
 _MAX_IDLE = 16
 """Contexts that wait for another episode."""
-_THOUGHT = re.compile(r".*</think>", re.DOTALL)
 _FENCE = re.compile(r"```[a-z]*\s(.*?)```|<browser>(.*?)(?:</browser>|$)", re.DOTALL)
 
 _BEGIN = """(seed) => {
@@ -255,8 +255,8 @@ def pages_folder(folder: Path | None) -> Path:
 
 
 def action_text(turn: str) -> str:
-    """Return the action in a turn: behind thoughts, and in a fence or tags if there are any."""
-    turn = _THOUGHT.sub("", turn)
+    """Return the action in a turn: outside thoughts, and in a fence or tags if there are any."""
+    turn = remove_thoughts(turn)
     found = _FENCE.search(turn)
     return (found[1] or found[2] or "") if found else turn
 

@@ -14,7 +14,6 @@ import asyncio
 import copy
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from verl_tool.environments.environment_tool import Environment, EnvironmentStat
 from verl_tool.environments.simulated_user.conversation import SimulatedUser, SpokenMessage, readable
 from verl_tool.environments.simulated_user.domain import Database, Domain, state_hash
 from verl_tool.environments.simulated_user.model_user import ModelSampling, ModelUser, UserModel
+from verl_tool.environments.simulated_user.output_match import contains_output
 from verl_tool.environments.simulated_user.scripted_user import ScriptedUser, UserScript
 from verl_tool.errors import ConfigError, StartError, ToolFault
 from verl_tool.formats import Call
@@ -76,7 +76,7 @@ class UserGroundTruth(BaseModel):
     model_config = _STRICT
 
     outputs: list[str] = []
-    """What the policy must have told the user. Letter case and commas do not matter."""
+    """What the policy must have told the user, compared by `contains_output`: numbers by value, letter case ignored."""
     forbidden_outputs: list[str] = []
     """What it must not have told, such as all other answers that there are: else a policy that lists them all wins."""
     actions: list[GoldAction] | None = None
@@ -209,8 +209,9 @@ class UserEnvironment(Environment):
         heard = "\n".join(message.text for message in session.conversation if not message.by_user)
         numbers = {"user_answers": float(sum(message.by_user for message in session.conversation) - 1)}
         if truth.outputs or truth.forbidden_outputs:
-            right = all(_mentions(heard, output) for output in truth.outputs)
-            numbers["outputs_right"] = float(right and not any(_mentions(heard, o) for o in truth.forbidden_outputs))
+            right = all(contains_output(heard, output) for output in truth.outputs)
+            wrong = any(contains_output(heard, output) for output in truth.forbidden_outputs)
+            numbers["outputs_right"] = float(right and not wrong)
         if truth.actions is not None or truth.state is not None:
             expected = await self._expected_hash(session, truth)
             found = await asyncio.to_thread(state_hash, session.database)
@@ -283,10 +284,3 @@ def _read(model: type[_M], data: Mapping[str, Any], where: str) -> _M:
 
 def _misconfigured(words: str) -> ToolFault:
     return ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
-
-
-def _mentions(text: str, output: str) -> bool:
-    """Return whether `text` has `output`, not as a part of a longer word or number."""
-    sought = re.escape(output.strip().lower().replace(",", ""))
-    pattern = rf"(?<!\w)(?<!\d\.){sought}(?!\w)(?!\.\d)"
-    return re.search(pattern, text.lower().replace(",", "")) is not None

@@ -36,6 +36,15 @@ def split_thoughts(text: str) -> tuple[str, str]:
     return "", text
 
 
+def remove_thoughts(text: str) -> str:
+    """Return a turn without thoughts: what is behind the last closing, up to an opening that is never closed."""
+    for opening, closing in THOUGHTS.items():
+        unclosed = text.find(opening, text.rfind(closing) + 1)
+        text = text if unclosed < 0 else text[:unclosed]
+        text = text.rpartition(closing)[2]
+    return text
+
+
 def know_observation(opening: str, closing: str) -> None:
     """Let all formats skip the text between these two strings, like the observations of built-in formats."""
     _observations.setdefault(opening, closing)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from verl_tool.formats.scan import THOUGHTS
+from verl_tool.formats.scan import remove_thoughts
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,7 @@ def readable(turn: str, max_characters: int) -> str:
 
     What chat templates and tokenizers take for the end of a message is broken up, so that a turn remains one message.
     """
-    for closing in THOUGHTS.values():
-        turn = turn.rpartition(closing)[2]
-    for opening in THOUGHTS:
-        turn = turn.partition(opening)[0]
-    return _break_markers(turn.strip()[:max_characters])
+    return _break_markers(remove_thoughts(turn).strip()[:max_characters])
 
 
 _MARKERS = re.compile(r"<(?=[|｜/a-zA-Z])|\[(?=/?[A-Z_]{2,})")

@@ -14,6 +14,7 @@ from verl_tool.client.exchange import TooLongError
 from verl_tool.client.pacing import retry_until
 from verl_tool.environments.simulated_user.conversation import Reply, SpokenMessage
 from verl_tool.errors import ToolFault
+from verl_tool.formats.scan import remove_thoughts
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.tools._service import RemoteService, ServiceRejectedError
 from verl_tool.web.answer_store import AnswerStore, NotRecorded
@@ -106,6 +107,12 @@ class UserModel:
         text = _text_of(answer)
         if text is None:
             raise self._service.malformed(answer)
+        if not text and answer["choices"][0].get("finish_reason") == "length":
+            words = (
+                f"the user's model thinks for more than max_tokens={self._sampling.max_tokens} tokens and answers "
+                "nothing; raise max_tokens, or turn its thoughts off"
+            )
+            raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
         return text
 
 
@@ -154,4 +161,4 @@ def _text_of(completion: Any) -> str | None:
         return None
     if content is not None and not isinstance(content, str):
         return None
-    return (content or "").rpartition("</think>")[2].strip()
+    return remove_thoughts(content or "").strip()

@@ -44,14 +44,14 @@ class ScriptedUser:
         if not conversation:
             return Reply(self._script.first)
         text = conversation[-1].text
-        answers = [slot.answer for slot in self._script.slots if _mentions(text, slot.about)]
+        answers = [slot.answer for slot in self._script.slots if _has_any_phrase(text, slot.about)]
         if answers:
             return Reply(" ".join(answers))
-        if _mentions(text, self._script.ends):
+        if _has_any_phrase(text, self._script.ends):
             return Reply(self._script.goodbye, ends=True)
         return Reply(self._script.otherwise)
 
 
-def _mentions(text: str, phrases: Sequence[str]) -> bool:
+def _has_any_phrase(text: str, phrases: Sequence[str]) -> bool:
     """Return whether `text` has one of the phrases as whole words."""
     return any(re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", text, re.IGNORECASE) for phrase in phrases)
