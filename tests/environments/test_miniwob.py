@@ -157,8 +157,8 @@ def test_a_folder_without_pages_is_rejected(tmp_path: Path) -> None:
 def test_rows_take_pages_in_turn() -> None:
     rows = list(read_rows("click-test, click-color", count=3, first_seed=7))
     assert [row["extra_info"]["tools_kwargs"]["environment"] for row in rows] == [
-        {"page": "click-test", "seed": 7},
-        {"page": "click-color", "seed": 8},
-        {"page": "click-test", "seed": 9},
+        {"name": "miniwob", "page": "click-test", "seed": 7},
+        {"name": "miniwob", "page": "click-color", "seed": 8},
+        {"name": "miniwob", "page": "click-test", "seed": 9},
     ]
     assert list(read_rows("", count=3)) == []
