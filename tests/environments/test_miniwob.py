@@ -89,6 +89,26 @@ async def test_the_same_seed_is_the_same_task_in_a_fresh_and_in_a_used_context(e
 
 @slow
 @in_module
+@pytest.mark.parametrize(
+    "action", ['keyboard_down("Control")', "mouse_down(200, 300)", 'keyboard_press("Control+NoKey")']
+)
+async def test_keys_that_one_episode_holds_down_do_not_reach_the_next(
+    environment: MiniWobEnvironment, action: str
+) -> None:
+    session, _ = await begin(environment, "enter-text", 3)
+    await play(environment, session, action)
+    await environment.end(session)
+    assert session.browser not in environment._idle
+    session, shown = await begin(environment, "enter-text", 4)
+    word = re.match(r'Enter "(\w+)"', shown)
+    assert word
+    result = await play(environment, session, f'click(1)\nkeyboard_type("{word[1]}")\nclick(2)')
+    assert (result.done, result.reward) == (True, 1.0)
+    await environment.end(session)
+
+
+@slow
+@in_module
 async def test_a_wrong_action_ends_it_and_no_second_try_counts(environment: MiniWobEnvironment) -> None:
     session, shown = await begin(environment, "click-test-2", 1)
     right = re.match(r"Click button (\w+)", shown)
@@ -158,8 +178,8 @@ def test_a_folder_without_pages_is_rejected(tmp_path: Path) -> None:
 def test_rows_take_pages_in_turn() -> None:
     rows = list(read_rows("click-test, click-color", count=3, first_seed=7))
     assert [row["extra_info"]["tools_kwargs"]["environment"] for row in rows] == [
-        {"page": "click-test", "seed": 7},
-        {"page": "click-color", "seed": 8},
-        {"page": "click-test", "seed": 9},
+        {"name": "miniwob", "page": "click-test", "seed": 7},
+        {"name": "miniwob", "page": "click-color", "seed": 8},
+        {"name": "miniwob", "page": "click-test", "seed": 9},
     ]
     assert list(read_rows("", count=3)) == []

@@ -147,6 +147,7 @@ async def mouse_move(session: BrowserSession, x: float, y: float) -> None:
 
 async def mouse_down(session: BrowserSession, x: float, y: float, button: str = "left") -> None:
     await session.tab.page.mouse.move(x, y)
+    session.tab.may_hold_input = True
     await session.tab.page.mouse.down(button=_button(button))
 
 
@@ -176,6 +177,7 @@ async def keyboard_press(session: BrowserSession, key: str) -> None:
 
 
 async def keyboard_down(session: BrowserSession, key: str) -> None:
+    session.tab.may_hold_input = True
     await session.tab.page.keyboard.down(key)
 
 

@@ -186,8 +186,10 @@ class BrowserSession:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it has one tab that works, and can be used for another episode on trusted pages."""
-        return len(self._tabs) == 1 and not self.tab.crashed and not self.tab.page.is_closed() and self._browser.alive
+        """Whether it has one tab that works and holds no key down, for another episode on trusted pages."""
+        tab = self.tab
+        usable = not (tab.crashed or tab.may_hold_input or tab.page.is_closed())
+        return len(self._tabs) == 1 and usable and self._browser.alive
 
     def reset(self) -> None:
         """Number elements anew, and forget what was said."""
@@ -212,6 +214,7 @@ class BrowserSession:
                 return str(error)
             except self._browser.errors as error:
                 self._check_alive()
+                self.tab.may_hold_input = True  # it may have failed halfway
                 if not self.tab.crashed and not self.tab.page.is_closed():
                     return f"{action.name} failed: {str(error).splitlines()[0].partition(': ')[2][:200]}"
             if (after_each is not None and await after_each()) or self.message is not None:

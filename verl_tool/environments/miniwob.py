@@ -230,7 +230,7 @@ def read_rows(source: str, count: int = 1000, first_seed: int = 0, system: str =
     pages = [page.strip() for page in source.split(",") if page.strip()]
     prompt = [{"role": "system", "content": system}] if system else []
     for number in range(count if pages else 0):
-        environment = {"page": pages[number % len(pages)], "seed": first_seed + number}
+        environment = {"name": MiniWobEnvironment.name, "page": pages[number % len(pages)], "seed": first_seed + number}
         yield {
             "data_source": f"miniwob/{environment['page']}",
             "prompt": prompt,
