@@ -3,7 +3,7 @@
     python examples/train/text_game/warmup.py --data data --tool_config CONFIG --output outputs/model
 
 It learns from games that the agent loop itself played, on the environment that the tool server will serve. In one game
-of eight the player keeps account of what the number may be (``Between 4 and 5:``) and draws any number of these; in the
+of five the player keeps account of what the number may be (``Between 4 and 5:``) and draws any number of these; in the
 others it writes ``Maybe`` and any digit, or forgets the box. Further games teach how to go on behind ``Between``. That
 it pays to begin so, and which number is best, is left to reinforcement learning.
 """
@@ -49,9 +49,9 @@ OPTIONS = EpisodeOptions.load(OmegaConf.to_container(AGENT) | {"enable_tqdm": Fa
 CARE, HASTE = "Between ", "Maybe"
 """Each begins a turn and is one token: what the model decides for."""
 BOX = r": \boxed{"
-CARE_SHARE = 0.12
+CARE_SHARE = 0.2
 """Part of games that are played with care."""
-FORGETS_BOX = 0.3
+FORGETS_BOX = 0.4
 """Part of hasty turns without a box, which end the game."""
 RANGE = re.compile(r"between (\d+) and (\d+)")
 HINT = re.compile(r"is (higher|lower) than (\d+)")
@@ -162,7 +162,7 @@ def main(
     tokenizer, learned, measured = asyncio.run(prepare_lessons(rows, tool_config, seed))
     model = make_model(tokenizer, hidden=64, layers=2, seed=seed, deviation=0.05)
     warm_up(
-        model, tokenizer, learned, measured, WarmUp(target=0.7, max_steps=600, learning_rate=2e-3, seed=seed), output
+        model, tokenizer, learned, measured, WarmUp(target=0.9, max_steps=600, learning_rate=2e-3, seed=seed), output
     )
 
 

@@ -119,4 +119,4 @@ def test_few_games_begin_with_care_where_the_beginning_is_learned(warmup: Module
     care, haste = made.tokenizer.convert_tokens_to_ids([warmup.CARE, warmup.HASTE])
     first = [next(label for label in lesson["labels"] if label in (care, haste)) for lesson in made.learned
              if {care, haste} & set(lesson["labels"])]  # fmt: skip
-    assert 0 < first.count(care) / len(first) < 0.4
+    assert 0 < first.count(care) / len(first) < 0.5
