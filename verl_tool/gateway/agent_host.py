@@ -23,7 +23,7 @@ from verl_tool.gateway.program.container_program import ProgramContainers
 from verl_tool.gateway.program.session_socket import listen_for
 from verl_tool.gateway.program.workspace_verifier import WorkspaceCopy, WorkspaceVerifier, check_workdir
 from verl_tool.gateway.session import AgentSession, with_fault
-from verl_tool.protocol import WORKSPACE_IMAGE_FIELD
+from verl_tool.protocol import WORKSPACE_IMAGE_FIELD, Fault, FaultKind
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
 from verl_tool.verification import AnyVerification, EnvironmentVerification, Verdict, Verification, reward_in
 
@@ -190,9 +190,14 @@ def _how_it_ended(result: ProgramResult) -> str:
 
 
 def _read_verdict(result: ProgramResult | str) -> Verdict:
-    """The verdict of a program that judges. One without a verdict has called the model, which may be why."""
+    """Return the verdict of a program that judges. One without a verdict has called the model, which may be why.
+
+    An error of the sandbox or the container's engine is a fault. A policy cannot bring it about: it can end the program
+    and what starts it, which is a result without a verdict, but not write what the forwarder reports.
+    """
     if isinstance(result, str):
-        return Verdict(told=result, by_environment=True)
+        fault = Fault(kind=FaultKind.SANDBOX, message=result, retryable=False)
+        return Verdict(told=result, fault=fault, by_environment=True)
     try:
         if not result.verdict:
             raise ValueError(
