@@ -183,6 +183,13 @@ async def test_a_program_without_a_verdict_gets_nothing(code: str, words: str) -
     assert words in verdict.told
 
 
+async def test_a_program_that_names_a_misconfiguration_gets_a_fault() -> None:
+    verdict = verdict_of(await run('os.write(channel, b\'{"misconfigured": "no grader"}\')'))
+    assert verdict.fault is not None
+    assert (verdict.fault.kind, verdict.fault.message) == (FaultKind.MISCONFIGURED, "no grader")
+    assert verdict.score is None
+
+
 async def test_a_program_at_its_time_limit_gets_nothing() -> None:
     verdict = verdict_of(await run("time.sleep(60)", seconds=4))
     assert (verdict.score, "was killed at its time limit" in verdict.told) == (0.0, True)
