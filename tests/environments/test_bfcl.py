@@ -6,7 +6,8 @@ import ast
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from environment_dialogue import Dialogues, text_of, write_call
 from stand_in_bfcl import ENTRY, TRUTH, make_stand_in
 
 from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
-from verl_tool.environments.bfcl import ADDED, BfclEnvironment, read_rows
-from verl_tool.errors import ConfigError, StartError
+from verl_tool.environments.bfcl import ADDED, BfclEnvironment, BfclSession, read_rows
+from verl_tool.errors import ConfigError, StartError, ToolFault
+from verl_tool.formats import PYTHON_TAGS, Call
 from verl_tool.protocol import FaultKind
 
 ROW = {"entry": ENTRY}
@@ -146,16 +148,69 @@ async def test_too_many_calls_end_the_episode(python: Path) -> None:
     assert score_of(played) == 0.0
 
 
-async def test_a_server_process_that_is_killed_is_no_doing_of_the_policy(python: Path) -> None:
+async def test_a_server_process_that_is_killed_is_replaced(python: Path) -> None:
     environment = BfclEnvironment(python=python)
-    async with Dialogues([environment], seconds=2.0) as dialogues:
+    async with Dialogues([environment], seconds=20.0) as dialogues:
+        first, _ = await environment.begin("t", ROW)
+        server = environment._process
+        assert server is not None
+        os.kill(server.pid, signal.SIGKILL)
+        await server.wait()
+        turns = [write_call("add", number=2), "Done.", write_call("reset"), "Done."]
+        turns += [write_call("add", number=3), "Done."]
+        both = await asyncio.gather(*(dialogues.play(turns, ROW, DATA) for _ in range(2)))
+        assert [score_of(played) for played in both] == [1.0, 1.0]
+        first.writer.get_extra_info("socket").shutdown(socket.SHUT_WR)  # its process ends
+        with pytest.raises(ToolFault) as caught:
+            await environment.step(first, Call("add", "", 0, 0, PYTHON_TAGS, arguments={"number": 2}))
+        assert caught.value.kind is FaultKind.STATE_LOST, "no doing of the policy"
+        await environment.end(first)
+
+
+async def test_a_server_process_that_cannot_be_replaced_is_no_doing_of_the_policy(
+    python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = BfclEnvironment(python=python)
+    async with Dialogues([environment], seconds=5.0) as dialogues:
         assert environment._process is not None
         os.kill(environment._process.pid, signal.SIGKILL)
         await environment._process.wait()
+        monkeypatch.setattr(environment, "options", environment.options.model_copy(update={"python": "/bin/false"}))
         played = await dialogues.play(["Done."], ROW, DATA)
     assert played.fault is not None
     assert played.fault.kind is FaultKind.UNREACHABLE
+    assert "/bin/false cannot serve bfcl-eval" in played.fault.message
     assert played.excluded is Excluded.FAULT
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_an_episode_that_does_not_begin_leaves_no_connection(
+    python: Path, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    environment = BfclEnvironment(python=python)
+    await environment.start()
+    sessions: list[BfclSession] = []
+    waits = asyncio.Event()
+
+    async def fail(session: BfclSession, question: Mapping[str, Any]) -> dict[str, Any]:
+        sessions.append(session)
+        waits.set()
+        if cancelled:
+            await asyncio.sleep(30)
+        raise ToolFault(FaultKind.TIMEOUT, "late", retryable=False)
+
+    monkeypatch.setattr(environment, "_ask", fail)
+    try:
+        task = asyncio.ensure_future(environment.begin("t", ROW))
+        await asyncio.wait_for(waits.wait(), 10)
+        if cancelled:
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError if cancelled else ToolFault):
+            await task
+        [session] = sessions
+        assert session.writer.is_closing()
+    finally:
+        await environment.close()
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,15 @@ from real_templates import TemplateTokenizer
 from template_families import QWEN
 
 from verl_tool.agent_loop.trajectory import Excluded, Trajectory
-from verl_tool.errors import ConfigError
+from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.formats import format_by_name
 from verl_tool.gateway.agent_host import AgentHost, AgentTask, finish_session
 from verl_tool.gateway.agent_program import AgentProgram
 from verl_tool.gateway.gateway_app import Gateway
 from verl_tool.gateway.inside import environment_program
+from verl_tool.gateway.program.container_program import ContainerService
 from verl_tool.gateway.session import SessionModel
+from verl_tool.protocol import FaultKind
 from verl_tool.sandbox.isolation.levels import Level, strongest
 from verl_tool.verification import EnvironmentVerification, Verdict
 
@@ -140,6 +142,21 @@ async def test_a_program_in_a_container_judges(tmp_path: Path, monkeypatch: pyte
     assert verdict_of(rollout).reward == 2.5
 
 
+async def test_an_engine_that_fails_after_a_request_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = ContainerService.end
+
+    async def fail(service: ContainerService) -> None:
+        await stop(service)
+        raise SandboxError("the engine does not answer")
+
+    monkeypatch.setattr(ContainerService, "end", fail)
+    rollout = await run(JUDGES, image="any", container={"engine": stand_in(tmp_path, monkeypatch)})
+    verdict = verdict_of(rollout)
+    assert verdict.fault is not None
+    assert (verdict.fault.kind, verdict.score) == (FaultKind.SANDBOX, None)
+    assert "does not answer" in verdict.fault.message
+
+
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 async def test_what_the_program_starts_cannot_write_the_verdict(attack: str) -> None:
     rollout = await run(attack + JUDGES, {"reward": 0.25})
@@ -164,6 +181,13 @@ async def test_a_program_without_a_verdict_gets_nothing(code: str, words: str) -
     verdict = verdict_of(await run(code))
     assert (verdict.reward, verdict.score) == (None, 0.0)
     assert words in verdict.told
+
+
+async def test_a_program_that_names_a_misconfiguration_gets_a_fault() -> None:
+    verdict = verdict_of(await run('os.write(channel, b\'{"misconfigured": "no grader"}\')'))
+    assert verdict.fault is not None
+    assert (verdict.fault.kind, verdict.fault.message) == (FaultKind.MISCONFIGURED, "no grader")
+    assert verdict.score is None
 
 
 async def test_a_program_at_its_time_limit_gets_nothing() -> None:

@@ -69,6 +69,8 @@ class BfclSession:
     entry: Mapping[str, Any]
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    server: Process
+    """That forked the episode's process."""
     tools: list[ToolDescription]
     """Those that the model may call by now."""
     later: dict[str, list[ToolDescription]]
@@ -86,6 +88,10 @@ class BfclEnvironment(Environment):
     options: BfclOptions
     _process: Process | None = None
     _folder: Path | None = None
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)
+        self._starting = asyncio.Lock()
 
     async def start(self) -> None:
         """Raises StartError with what the process printed."""
@@ -106,10 +112,9 @@ class BfclEnvironment(Environment):
             words = f"{self.options.python} cannot serve bfcl-eval: {error or 'no answer'}; {printed}"
             remedy = "install bfcl-eval in an environment of its own, and set the option python to its interpreter"
             raise StartError(f"{words}\n{remedy}") from error
-
-    async def check(self) -> None:
-        if self._process is None or self._process.returncode is not None:
-            raise ToolFault(FaultKind.UNREACHABLE, "the process of bfcl-eval has exited", retryable=True)
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         if self._process is not None:
@@ -125,17 +130,21 @@ class BfclEnvironment(Environment):
 
     async def begin(self, trajectory_id: str, arguments: Mapping[str, Any]) -> tuple[BfclSession, Opening]:
         entry = _check_entry(arguments.get("entry"))
-        await self.check()
+        server = await self._running_server()
         try:
             reader, writer = await asyncio.open_unix_connection(str(self._socket), limit=MAX_LINE_BYTES)
         except OSError as error:
             words = f"no connection to the process of bfcl-eval: {error}"
             raise ToolFault(FaultKind.UNREACHABLE, words, retryable=True) from error
-        session = BfclSession(entry, reader, writer, [], {})
-        answer = await self._ask(session, {"entry": dict(entry)})
-        if "error" in answer:
+        session = BfclSession(entry, reader, writer, server, [], {})
+        try:
+            answer = await self._ask(session, {"entry": dict(entry)})
+            if "error" in answer:
+                words = f"bfcl-eval: {answer['error']}; correct the row"
+                raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
+        except BaseException:
             await self.end(session)
-            raise ToolFault(FaultKind.MISCONFIGURED, f"bfcl-eval: {answer['error']}; correct the row", retryable=False)
+            raise
         self._sort_tools(session, answer["functions"])
         messages = [dict(message) for message in entry["question"][0]]
         return session, Opening(messages=messages, tools=list(session.tools), every_turn=True)
@@ -170,6 +179,18 @@ class BfclEnvironment(Environment):
         assert self._folder is not None
         return self._folder / "socket"
 
+    async def _running_server(self) -> Process:
+        """Return the server process, a new one in place of one that has exited. Raises ToolFault."""
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                await self.close()
+                try:
+                    await self.start()
+                except StartError as error:
+                    raise ToolFault(FaultKind.UNREACHABLE, str(error), retryable=False) from error
+            assert self._process is not None
+            return self._process
+
     def _next_turn(self, session: BfclSession) -> ToolResult:
         """The user reads nothing; the next message comes in any case."""
         number = len(session.turns)
@@ -185,7 +206,7 @@ class BfclEnvironment(Environment):
         return ToolResult("\n".join(texts), role="user")
 
     async def _ask(self, session: BfclSession, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises ToolFault: an episode's own process ends by what its policy made it do, unless all have ended."""
+        """Raises ToolFault: an episode's own process ends by what its policy made it do, unless the server ended."""
         try:
             session.writer.write(json.dumps(question).encode() + b"\n")
             await session.writer.drain()
@@ -197,7 +218,7 @@ class BfclEnvironment(Environment):
             line = b""
         if line.endswith(b"\n"):
             return dict(json.loads(line))
-        if self._process is None or self._process.returncode is not None:
+        if session.server.returncode is not None:
             words = "the process of bfcl-eval has exited, and with it the state of the episode"
             raise ToolFault(FaultKind.STATE_LOST, words, retryable=False)
         words = "the episode's process took too much memory (memory_mb) or time (cpu_seconds), or wrote too much"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -19,11 +20,12 @@ from verl_tool.agent_loop.trajectory import Excluded, Trajectory
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.gateway.agent_program import AgentProgram, ProgramResult, SessionAddress, run_program
+from verl_tool.gateway.inside.environment_program import MISCONFIGURED
 from verl_tool.gateway.program.container_program import ProgramContainers
 from verl_tool.gateway.program.session_socket import listen_for
 from verl_tool.gateway.program.workspace_verifier import WorkspaceCopy, WorkspaceVerifier, check_workdir
 from verl_tool.gateway.session import AgentSession, with_fault
-from verl_tool.protocol import WORKSPACE_IMAGE_FIELD
+from verl_tool.protocol import WORKSPACE_IMAGE_FIELD, Fault, FaultKind
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
 from verl_tool.verification import AnyVerification, EnvironmentVerification, Verdict, Verification, reward_in
 
@@ -190,15 +192,33 @@ def _how_it_ended(result: ProgramResult) -> str:
 
 
 def _read_verdict(result: ProgramResult | str) -> Verdict:
-    """The verdict of a program that judges. One without a verdict has called the model, which may be why."""
+    """Return the verdict of a program that judges. One without a verdict has called the model, which may be why.
+
+    An error of the sandbox or the container's engine is a fault. A policy cannot bring it about: it can end the program
+    and what starts it, which is a result without a verdict, but not write what the forwarder reports.
+    """
     if isinstance(result, str):
-        return Verdict(told=result, by_environment=True)
+        fault = Fault(kind=FaultKind.SANDBOX, message=result, retryable=False)
+        return Verdict(told=result, fault=fault, by_environment=True)
     try:
         if not result.verdict:
             raise ValueError(
                 f"the program {_how_it_ended(result)} without a verdict; it printed: {result.output[-500:]}"
             )
+        if words := _read_misconfiguration(result.verdict):
+            fault = Fault(kind=FaultKind.MISCONFIGURED, message=words, retryable=False)
+            return Verdict(told=words, fault=fault, seconds=result.seconds, by_environment=True)
         reward, numbers = reward_in(result.verdict.encode(), None)
     except ValueError as error:
         return Verdict(told=str(error), seconds=result.seconds, by_environment=True)
     return Verdict(reward, numbers=numbers, seconds=result.seconds, by_environment=True)
+
+
+def _read_misconfiguration(text: str) -> str:
+    """Return what a program that judges says is to be corrected, empty if it says nothing of the kind."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    words = found.get(MISCONFIGURED) if isinstance(found, dict) else None
+    return words if isinstance(words, str) else ""

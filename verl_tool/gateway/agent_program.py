@@ -98,7 +98,8 @@ class AgentProgram(BaseModel):
     """It calls the tools of the trainer's tool server over MCP, at ``{mcp_url}`` (``MCP_URL`` in its environment)."""
     judges: bool = False
     """It plays in the environment of the row's ``tools_kwargs.environment``, and writes the verdict to the descriptor
-    in ``VERL_TOOL_VERDICT_FD``: a JSON object with the number ``reward``, and other numbers."""
+    in ``VERL_TOOL_VERDICT_FD``: a JSON object with the number ``reward``, and other numbers; or with the text
+    ``misconfigured``, a fault that no policy can cause."""
     keep_files: tuple[str, ...] = ()
     """Files in its working directory whose contents are kept in the record, such as an answer to grade."""
     max_copy_bytes: int = Field(default=256 << 20, ge=1 << 20)

@@ -20,6 +20,7 @@ from verl_tool.formats import format_by_name
 from verl_tool.gateway.gateway_app import Gateway
 from verl_tool.gateway.inside import environment_program
 from verl_tool.gateway.session import SessionModel
+from verl_tool.protocol import FaultKind
 from verl_tool.sandbox.isolation.levels import Level, strongest
 
 live = [
@@ -102,7 +103,10 @@ class TestInspect:
         )
         assert len(generator.prompts) == 1
         assert rollout.verdict is not None
-        assert rollout.verdict.reward is None, rollout.verdict
+        assert rollout.verdict.fault is not None, rollout.verdict
+        assert rollout.verdict.fault.kind is FaultKind.MISCONFIGURED
+        assert "grader" in rollout.verdict.fault.message
+        assert rollout.verdict.score is None
 
     async def test_other_data_than_that_of_the_row_is_a_fault(self, tmp_path: Path) -> None:
         install, module = peer("inspect"), write_module(tmp_path, "toy_task", INSPECT)

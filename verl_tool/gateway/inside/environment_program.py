@@ -22,12 +22,21 @@ from itertools import islice
 from typing import Any
 
 VERDICT_VARIABLE = "VERL_TOOL_VERDICT_FD"
+MISCONFIGURED = "misconfigured"
+"""In place of a reward: what to correct, as no policy can cause it."""
 _MAX_METRICS, _MAX_NAME = 60, 80
 _MAX_RETRIES = 2
 """Of a request to the model."""
 _SET_DUMPABLE = 4
 
+_NO_GRADER = (
+    "the task asks a model with the role grader, and the policy is the only model; use a task whose scorer asks none"
+)
 Metrics = dict[str, float]
+
+
+class MissingGraderError(Exception):
+    """The task needs a second model, which no policy can change."""
 
 
 def take_channel() -> int:
@@ -80,8 +89,22 @@ def identify(sample: Any) -> int | str:
     return hashlib.sha256(json.dumps(sample_messages(sample)).encode()).hexdigest()[:16]
 
 
+def absent_grader(requests: list[str]) -> Any:
+    """Return a model of inspect that adds a text to `requests` and fails whenever it is asked."""
+    from inspect_ai.model import ModelAPI, get_model, modelapi
+
+    @modelapi("absent")
+    class AbsentModel(ModelAPI):
+        async def generate(self, *_: Any, **__: Any) -> Any:
+            requests.append(_NO_GRADER)
+            raise MissingGraderError(_NO_GRADER)
+
+    return get_model("absent/grader")
+
+
 def play_inspect(example: dict[str, Any]) -> tuple[float, Metrics]:
-    """Solve and score one sample. Raises RuntimeError if there is no score, with what inspect says."""
+    """Solve and score one sample. Raises RuntimeError if there is no score, with what inspect says, and
+    MissingGraderError if a grader was asked."""
     from inspect_ai import eval as evaluate
     from inspect_ai.model import get_model
     from inspect_ai.scorer import value_to_float
@@ -92,10 +115,11 @@ def play_inspect(example: dict[str, Any]) -> tuple[float, Metrics]:
     if not 0 <= index < len(task.dataset) or identify(task.dataset[index]) != identity:
         raise ValueError(f"sample {index} of {example['name']} does not have the id {identity!r}; make the rows again")
     model = get_model("openai-api/gateway/model", base_url=env["OPENAI_BASE_URL"], api_key=env["OPENAI_API_KEY"])
+    requests: list[str] = []
     (log,) = evaluate(
         task,
         model=model,
-        model_roles={"grader": "none/none"},  # else the policy grades itself
+        model_roles={"grader": absent_grader(requests)},  # else the policy grades itself
         limit=(index, index + 1),
         epochs=1,
         max_retries=_MAX_RETRIES,
@@ -104,6 +128,8 @@ def play_inspect(example: dict[str, Any]) -> tuple[float, Metrics]:
         log_realtime=False,
         ctl_server=False,
     )
+    if requests:
+        raise MissingGraderError(_NO_GRADER)
     (sample,) = log.samples or [None]
     error = log.error or (sample.error if sample else None)
     if error is not None or not sample.scores:
@@ -206,7 +232,10 @@ def main() -> None:
             print(json.dumps(example))
         return
     channel = take_channel()
-    write_verdict(channel, *PLAY[package](json.loads(os.environ.pop("ENVIRONMENT"))))
+    try:
+        write_verdict(channel, *PLAY[package](json.loads(os.environ.pop("ENVIRONMENT"))))
+    except MissingGraderError as error:
+        os.write(channel, json.dumps({MISCONFIGURED: str(error)}).encode())
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # the package may have left threads that run
