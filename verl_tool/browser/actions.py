@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from verl_tool.browser.action_syntax import ActionSyntaxError, BrowserAction
+from verl_tool.browser.keyboard import hold_key, press_keys, release_key, type_keys
 from verl_tool.browser.tab import PageActionError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ async def fill(session: BrowserSession, bid: Element, value: str) -> None:
     elif value:
         await session.tab.page.keyboard.insert_text(value)
     else:
-        await session.tab.page.keyboard.press("Delete")
+        await press_keys(session.tab, "Delete")
 
 
 async def clear(session: BrowserSession, bid: Element) -> None:
@@ -97,7 +98,7 @@ async def type_text(session: BrowserSession, bid: Element, text: str, press_ente
     await click(session, bid)
     await keyboard_type(session, text)
     if press_enter:
-        await session.tab.page.keyboard.press("Enter")
+        await press_keys(session.tab, "Enter")
 
 
 async def focus(session: BrowserSession, bid: Element) -> None:
@@ -106,7 +107,7 @@ async def focus(session: BrowserSession, bid: Element) -> None:
 
 async def press(session: BrowserSession, bid: Element, key_comb: str) -> None:
     await session.tab.call(bid, _FOCUS)
-    await session.tab.page.keyboard.press(key_comb)
+    await press_keys(session.tab, key_comb)
 
 
 async def select_option(session: BrowserSession, bid: Element, options: Sequence[str] | str) -> None:
@@ -173,21 +174,20 @@ async def mouse_drag_and_drop(session: BrowserSession, from_x: float, from_y: fl
 
 
 async def keyboard_press(session: BrowserSession, key: str) -> None:
-    await session.tab.page.keyboard.press(key)
+    await press_keys(session.tab, key)
 
 
 async def keyboard_down(session: BrowserSession, key: str) -> None:
     session.tab.may_hold_input = True
-    await session.tab.page.keyboard.down(key)
+    await hold_key(session.tab, key)
 
 
 async def keyboard_up(session: BrowserSession, key: str) -> None:
-    await session.tab.page.keyboard.up(key)
+    await release_key(session.tab, key)
 
 
 async def keyboard_type(session: BrowserSession, text: str) -> None:
-    keyboard = session.tab.page.keyboard
-    await (keyboard.type(text) if len(text) <= MAX_TYPED else keyboard.insert_text(text))
+    await type_keys(session.tab, text) if len(text) <= MAX_TYPED else await keyboard_insert_text(session, text)
 
 
 async def keyboard_insert_text(session: BrowserSession, text: str) -> None:
@@ -316,12 +316,12 @@ async def _click(session: BrowserSession, bid: Element, button: str, modifiers: 
     page = session.tab.page
     x, y = await session.tab.locate(bid)
     for key in modifiers:
-        await page.keyboard.down(key)
+        await hold_key(session.tab, key)
     try:
         await page.mouse.click(x, y, button=_button(button), click_count=count)
     finally:
         for key in modifiers:
-            await page.keyboard.up(key)
+            await release_key(session.tab, key)
 
 
 def _button(name: str) -> Button:

@@ -40,6 +40,9 @@ _ARGUMENTS = (
     # Everything goes through the proxy, the loopback device too, and nothing is looked up but by the proxy.
     *("--proxy-bypass-list=<-loopback>", "--disable-quic", "--force-webrtc-ip-handling-policy=disable_non_proxied_udp"),
     *("--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.*", "--dns-prefetch-disable"),
+    # Contexts share one clipboard. The first four settings are Playwright's, which these take the place of.
+    "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4,"
+    "middleClickPasteAllowed=false",
     *("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--disable-domain-reliability", "--no-pings", "--mute-audio", "--disable-breakpad", "--disable-file-system"),
 )
