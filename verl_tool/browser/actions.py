@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,7 +12,7 @@ from urllib.parse import urlsplit
 
 from verl_tool.browser.action_syntax import ActionSyntaxError, BrowserAction
 from verl_tool.browser.keyboard import hold_key, press_keys, release_key, type_keys
-from verl_tool.browser.tab import PageActionError
+from verl_tool.browser.tab import PageActionError, Tab
 
 if TYPE_CHECKING:
     from verl_tool.browser.browser_session import BrowserSession
@@ -23,6 +25,7 @@ _MODIFIERS = ("Alt", "Control", "ControlOrMeta", "Meta", "Shift")
 _NUMBER = re.compile(r"\[?\s*(?:bid=|e)?(\d{1,9})\s*\]?")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?!\d+(/|$))")
 _SCROLL_SECONDS = 0.1
+_RELEASE_SECONDS = 1.0
 
 _SELECT_TEXT = """function() {
   if (this.disabled || this.readOnly) return "cannot be written to";
@@ -320,8 +323,16 @@ async def _click(session: BrowserSession, bid: Element, button: str, modifiers: 
     try:
         await page.mouse.click(x, y, button=_button(button), click_count=count)
     finally:
-        for key in modifiers:
-            await release_key(session.tab, key)
+        # A page that hangs does not answer, and the step's deadline may have passed.
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(_release_keys(session.tab, modifiers), _RELEASE_SECONDS)
+
+
+async def _release_keys(tab: Tab, keys: Sequence[str]) -> None:
+    tab.may_hold_input, before = True, tab.may_hold_input
+    for key in keys:
+        await release_key(tab, key)
+    tab.may_hold_input = before
 
 
 def _button(name: str) -> Button:

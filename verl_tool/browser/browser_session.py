@@ -167,8 +167,7 @@ class BrowserSession:
         """Open an empty tab and switch to it. Raises PageActionError if there are too many."""
         if len(self._tabs) >= self._limits.max_tabs:
             raise PageActionError(f"there are {len(self._tabs)} tabs already; close one first")
-        async with self._opening:
-            await self._add(await self._context.new_page())
+        await self._open_tab()
         self._active = len(self._tabs) - 1
 
     async def switch_tab(self, index: int) -> None:
@@ -271,8 +270,10 @@ class BrowserSession:
         self._notes += tab.notes
         await tab.close()
         self._check_alive()
-        async with self._opening:
-            self._tabs[self._active] = await self._attach(await self._context.new_page())
+        try:
+            await asyncio.wait_for(self._open_tab(replaces=True), _READ_SECONDS)
+        except asyncio.TimeoutError:
+            raise BrowserLostError(f"the browser opened no tab within {_READ_SECONDS:g} seconds") from None
         return why
 
     def _check_alive(self) -> None:
@@ -284,8 +285,14 @@ class BrowserSession:
             raise PageActionError(f"there is no tab {index}; the last one is {len(self._tabs) - 1}")
         return index
 
-    async def _add(self, page: Page) -> None:
-        self._tabs.append(await self._attach(page))
+    async def _open_tab(self, replaces: bool = False) -> None:
+        """Open an empty tab, the last one or in place of the active one."""
+        async with self._opening:
+            tab = await self._attach(await self._context.new_page())
+            if replaces:
+                self._tabs[self._active] = tab
+            else:
+                self._tabs.append(tab)
 
     async def _attach(self, page: Page) -> Tab:
         tab = await Tab.open(page)
@@ -313,7 +320,7 @@ class BrowserSession:
                     await page.close()
                     self._note_once("the page opened more tabs than are allowed, which were closed")
                     return
-                await self._add(page)
+                self._tabs.append(await self._attach(page))
                 self._note_once(f"the page opened tab {len(self._tabs) - 1}; switch to it with tab_focus")
         except self._browser.errors:
             return  # closed already
