@@ -103,9 +103,11 @@ class BrowserSession:
         session = cls(browser, context, proxy, limits, view)
         try:
             await session.new_tab()
-        except browser.errors as error:
+        except BaseException as error:
             await session.close()
-            raise BrowserLostError(str(error)) from error
+            if isinstance(error, browser.errors):
+                raise BrowserLostError(str(error)) from error
+            raise
         context.on("page", session._take_popup)
         return session
 
