@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from verl_tool.browser.action_syntax import ActionSyntaxError, BrowserAction
 from verl_tool.browser.actions import bind
@@ -16,7 +16,7 @@ from verl_tool.browser.tab import PageActionError, Tab
 from verl_tool.browser.way_out import ContextProxy
 
 if TYPE_CHECKING:
-    from playwright.async_api import BrowserContext, Page
+    from playwright.async_api import BrowserContext, JSHandle, Page
 
 _URL_CHARACTERS = 300
 _NAVIGATION_SECONDS = 15.0
@@ -25,6 +25,10 @@ _READ_SECONDS = 10.0
 
 class BrowserLostError(Exception):
     """Chromium, or its driver, has ended."""
+
+
+class PageLostError(Exception):
+    """The page was closed or left, while chromium goes on."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,21 @@ class BrowserSession:
             return await self._step(actions, after_each)
         except self._browser.errors as error:
             raise BrowserLostError(f"the browser does not go on: {error}") from error
+
+    async def evaluate(self, window: JSHandle, function: str) -> Any:
+        """Call a JavaScript function with the window of a page, and return its value.
+
+        Raises PageLostError, and BrowserLostError if chromium has ended too.
+        """
+        try:
+            return await window.evaluate(function)
+        except self._browser.errors as error:
+            lost: tuple[type[Exception], ...] = (*self._browser.errors, asyncio.TimeoutError)
+            try:
+                await self._browser.check_answers()
+            except lost:
+                raise BrowserLostError(f"the browser does not go on: {error}") from error
+            raise PageLostError(str(error)) from error
 
     async def observe(self) -> StepOutcome:
         """Read the page. Raises BrowserLostError."""

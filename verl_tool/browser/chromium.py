@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _START_SECONDS = 60.0
 _CLOSE_SECONDS = 10.0
+_ANSWER_SECONDS = 5.0
 _ARGUMENTS = (
     # One process a tab: what a page takes is bounded by its process, and contexts never share one.
     *("--disable-site-isolation-trials", "--disable-features=IsolateOrigins,site-per-process,Translate,MediaRouter"),
@@ -85,6 +86,12 @@ class Chromium:
     def alive(self) -> bool:
         """Whether it takes calls."""
         return self._chromium is not None and self._chromium.is_connected()
+
+    async def check_answers(self) -> None:
+        """Raise one of `errors`, or asyncio.TimeoutError, if it has ended or does not answer."""
+        assert self._chromium is not None
+        session = await asyncio.wait_for(self._chromium.new_browser_cdp_session(), _ANSWER_SECONDS)
+        await asyncio.wait_for(session.detach(), _ANSWER_SECONDS)
 
     @property
     def monitor(self) -> PageMonitor:
