@@ -138,6 +138,17 @@ async def test_a_page_that_does_not_end_is_closed_and_hurts_nobody(
     assert len([each for each in browser.monitor.processes() if each.is_renderer]) < 8
 
 
+async def test_keys_are_not_released_forever_on_a_page_that_hangs(browser: Chromium, pages: HostilePages) -> None:
+    hasty = await BrowserSession.open(browser, [pages.host], replace(LIMITS, step_seconds=3.0))
+    try:
+        await hasty.perform(parse_actions(f'goto("{pages.url}/hang")'))
+        click = hasty.perform(parse_actions('click("1", "left", ["Shift", "Control", "Alt"])'))
+        assert "did not answer within 3 seconds" in (await asyncio.wait_for(click, 20)).text
+        assert hasty.is_fresh
+    finally:
+        await hasty.close()
+
+
 async def test_nothing_but_listed_hosts_is_reached(do: Do, pages: HostilePages) -> None:
     assert 'text "tried"' in (await do('goto("/reach")\nnoop(500)')).text
     outcome = await do('goto("/redirect")')

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,17 @@ slow = pytest.mark.slow
 in_module = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def environment() -> AsyncIterator[MiniWobEnvironment]:
+def require_pages() -> None:
     require_browser()
     try:
         pages_folder(None)
     except StartError as error:
         pytest.skip(str(error))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def environment() -> AsyncIterator[MiniWobEnvironment]:
+    require_pages()
     made = MiniWobEnvironment(describe_actions=False)
     await made.start()
     yield made
@@ -142,6 +148,38 @@ async def test_what_does_not_solve_it_gives_no_reward(environment: MiniWobEnviro
         result = await play(environment, session, text)
         assert (result.done, result.reward, result.valid) == (False, None, False)
     await environment.end(session)
+
+
+@slow
+@in_module
+async def test_an_episode_whose_page_is_lost_is_lost_and_no_fault() -> None:
+    require_pages()
+    hasty = MiniWobEnvironment(describe_actions=False, timeout_seconds=3.0)
+    await hasty.start()
+    try:
+        session, _ = await begin(hasty, "enter-text", 3)
+        result = await play(hasty, session, "noop(2000)\nnoop(2000)")
+        assert (result.done, result.reward) == (True, -1.0)
+        await hasty.end(session)
+        session, _ = await begin(hasty, "enter-text", 3)
+        await session.tab.page.goto("about:blank")
+        result = await play(hasty, session, "noop(10)")
+        assert (result.done, result.reward) == (True, -1.0)
+        await hasty.end(session)
+        session, _ = await begin(hasty, "enter-text", 3)
+        await session.tab.page.close()
+        result = await play(hasty, session, "noop(10)")
+        assert (result.done, result.reward) == (True, -1.0)
+        await hasty.end(session)
+        session, _ = await begin(hasty, "enter-text", 3)
+        assert hasty._chromium is not None
+        os.kill(hasty._chromium.monitor.processes()[0].pid, signal.SIGKILL)
+        with pytest.raises(ToolFault) as caught:
+            await play(hasty, session, "noop(0)")
+        assert caught.value.kind is FaultKind.STATE_LOST
+        await hasty.end(session)
+    finally:
+        await hasty.close()
 
 
 @slow

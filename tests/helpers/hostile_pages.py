@@ -45,6 +45,11 @@ HOSTILE = {
     "permissions": "<script>navigator.geolocation.getCurrentPosition(() => document.title = 'granted',"
     "() => document.title = 'denied')</script>",
     "link": "<a href='/download' download>get it</a>",
+    "copy": '<textarea></textarea><button onclick=\'document.querySelector("textarea").select();'
+    'document.title = document.execCommand("copy")\'>copy</button>',
+    "paste": '<textarea></textarea><button onclick=\'document.execCommand("paste");'
+    "navigator.clipboard.readText().then((text) => document.title = text)'>paste</button>",
+    "hang": "<button onclick='for (;;);'>x</button>",
     "selfclose": "<button onclick='window.close()'>x</button>",
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -9,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from verl_tool.browser.action_syntax import ActionSyntaxError, BrowserAction
-from verl_tool.browser.tab import PageActionError
+from verl_tool.browser.keyboard import hold_key, press_keys, release_key, type_keys
+from verl_tool.browser.tab import PageActionError, Tab
 
 if TYPE_CHECKING:
     from verl_tool.browser.browser_session import BrowserSession
@@ -22,6 +25,7 @@ _MODIFIERS = ("Alt", "Control", "ControlOrMeta", "Meta", "Shift")
 _NUMBER = re.compile(r"\[?\s*(?:bid=|e)?(\d{1,9})\s*\]?")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?!\d+(/|$))")
 _SCROLL_SECONDS = 0.1
+_RELEASE_SECONDS = 1.0
 
 _SELECT_TEXT = """function() {
   if (this.disabled || this.readOnly) return "cannot be written to";
@@ -86,7 +90,7 @@ async def fill(session: BrowserSession, bid: Element, value: str) -> None:
     elif value:
         await session.tab.page.keyboard.insert_text(value)
     else:
-        await session.tab.page.keyboard.press("Delete")
+        await press_keys(session.tab, "Delete")
 
 
 async def clear(session: BrowserSession, bid: Element) -> None:
@@ -97,7 +101,7 @@ async def type_text(session: BrowserSession, bid: Element, text: str, press_ente
     await click(session, bid)
     await keyboard_type(session, text)
     if press_enter:
-        await session.tab.page.keyboard.press("Enter")
+        await press_keys(session.tab, "Enter")
 
 
 async def focus(session: BrowserSession, bid: Element) -> None:
@@ -106,7 +110,7 @@ async def focus(session: BrowserSession, bid: Element) -> None:
 
 async def press(session: BrowserSession, bid: Element, key_comb: str) -> None:
     await session.tab.call(bid, _FOCUS)
-    await session.tab.page.keyboard.press(key_comb)
+    await press_keys(session.tab, key_comb)
 
 
 async def select_option(session: BrowserSession, bid: Element, options: Sequence[str] | str) -> None:
@@ -173,21 +177,20 @@ async def mouse_drag_and_drop(session: BrowserSession, from_x: float, from_y: fl
 
 
 async def keyboard_press(session: BrowserSession, key: str) -> None:
-    await session.tab.page.keyboard.press(key)
+    await press_keys(session.tab, key)
 
 
 async def keyboard_down(session: BrowserSession, key: str) -> None:
     session.tab.may_hold_input = True
-    await session.tab.page.keyboard.down(key)
+    await hold_key(session.tab, key)
 
 
 async def keyboard_up(session: BrowserSession, key: str) -> None:
-    await session.tab.page.keyboard.up(key)
+    await release_key(session.tab, key)
 
 
 async def keyboard_type(session: BrowserSession, text: str) -> None:
-    keyboard = session.tab.page.keyboard
-    await (keyboard.type(text) if len(text) <= MAX_TYPED else keyboard.insert_text(text))
+    await type_keys(session.tab, text) if len(text) <= MAX_TYPED else await keyboard_insert_text(session, text)
 
 
 async def keyboard_insert_text(session: BrowserSession, text: str) -> None:
@@ -316,12 +319,20 @@ async def _click(session: BrowserSession, bid: Element, button: str, modifiers: 
     page = session.tab.page
     x, y = await session.tab.locate(bid)
     for key in modifiers:
-        await page.keyboard.down(key)
+        await hold_key(session.tab, key)
     try:
         await page.mouse.click(x, y, button=_button(button), click_count=count)
     finally:
-        for key in modifiers:
-            await page.keyboard.up(key)
+        # A page that hangs does not answer, and the step's deadline may have passed.
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(_release_keys(session.tab, modifiers), _RELEASE_SECONDS)
+
+
+async def _release_keys(tab: Tab, keys: Sequence[str]) -> None:
+    tab.may_hold_input, before = True, tab.may_hold_input
+    for key in keys:
+        await release_key(tab, key)
+    tab.may_hold_input = before
 
 
 def _button(name: str) -> Button:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from verl_tool.browser.action_syntax import ActionSyntaxError, BrowserAction
 from verl_tool.browser.actions import bind
@@ -16,7 +16,7 @@ from verl_tool.browser.tab import PageActionError, Tab
 from verl_tool.browser.way_out import ContextProxy
 
 if TYPE_CHECKING:
-    from playwright.async_api import BrowserContext, Page
+    from playwright.async_api import BrowserContext, JSHandle, Page
 
 _URL_CHARACTERS = 300
 _NAVIGATION_SECONDS = 15.0
@@ -25,6 +25,10 @@ _READ_SECONDS = 10.0
 
 class BrowserLostError(Exception):
     """Chromium, or its driver, has ended."""
+
+
+class PageLostError(Exception):
+    """The page was closed or left, while chromium goes on."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +107,11 @@ class BrowserSession:
         session = cls(browser, context, proxy, limits, view)
         try:
             await session.new_tab()
-        except browser.errors as error:
+        except BaseException as error:
             await session.close()
-            raise BrowserLostError(str(error)) from error
+            if isinstance(error, browser.errors):
+                raise BrowserLostError(str(error)) from error
+            raise
         context.on("page", session._take_popup)
         return session
 
@@ -129,6 +135,21 @@ class BrowserSession:
             return await self._step(actions, after_each)
         except self._browser.errors as error:
             raise BrowserLostError(f"the browser does not go on: {error}") from error
+
+    async def evaluate(self, window: JSHandle, function: str) -> Any:
+        """Call a JavaScript function with the window of a page, and return its value.
+
+        Raises PageLostError, and BrowserLostError if chromium has ended too.
+        """
+        try:
+            return await window.evaluate(function)
+        except self._browser.errors as error:
+            lost: tuple[type[Exception], ...] = (*self._browser.errors, asyncio.TimeoutError)
+            try:
+                await self._browser.check_answers()
+            except lost:
+                raise BrowserLostError(f"the browser does not go on: {error}") from error
+            raise PageLostError(str(error)) from error
 
     async def observe(self) -> StepOutcome:
         """Read the page. Raises BrowserLostError."""
@@ -167,8 +188,7 @@ class BrowserSession:
         """Open an empty tab and switch to it. Raises PageActionError if there are too many."""
         if len(self._tabs) >= self._limits.max_tabs:
             raise PageActionError(f"there are {len(self._tabs)} tabs already; close one first")
-        async with self._opening:
-            await self._add(await self._context.new_page())
+        await self._open_tab()
         self._active = len(self._tabs) - 1
 
     async def switch_tab(self, index: int) -> None:
@@ -271,8 +291,10 @@ class BrowserSession:
         self._notes += tab.notes
         await tab.close()
         self._check_alive()
-        async with self._opening:
-            self._tabs[self._active] = await self._attach(await self._context.new_page())
+        try:
+            await asyncio.wait_for(self._open_tab(replaces=True), _READ_SECONDS)
+        except asyncio.TimeoutError:
+            raise BrowserLostError(f"the browser opened no tab within {_READ_SECONDS:g} seconds") from None
         return why
 
     def _check_alive(self) -> None:
@@ -284,8 +306,14 @@ class BrowserSession:
             raise PageActionError(f"there is no tab {index}; the last one is {len(self._tabs) - 1}")
         return index
 
-    async def _add(self, page: Page) -> None:
-        self._tabs.append(await self._attach(page))
+    async def _open_tab(self, replaces: bool = False) -> None:
+        """Open an empty tab, the last one or in place of the active one."""
+        async with self._opening:
+            tab = await self._attach(await self._context.new_page())
+            if replaces:
+                self._tabs[self._active] = tab
+            else:
+                self._tabs.append(tab)
 
     async def _attach(self, page: Page) -> Tab:
         tab = await Tab.open(page)
@@ -313,7 +341,7 @@ class BrowserSession:
                     await page.close()
                     self._note_once("the page opened more tabs than are allowed, which were closed")
                     return
-                await self._add(page)
+                self._tabs.append(await self._attach(page))
                 self._note_once(f"the page opened tab {len(self._tabs) - 1}; switch to it with tab_focus")
         except self._browser.errors:
             return  # closed already

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _START_SECONDS = 60.0
 _CLOSE_SECONDS = 10.0
+_ANSWER_SECONDS = 5.0
 _ARGUMENTS = (
     # One process a tab: what a page takes is bounded by its process, and contexts never share one.
     *("--disable-site-isolation-trials", "--disable-features=IsolateOrigins,site-per-process,Translate,MediaRouter"),
@@ -40,6 +41,9 @@ _ARGUMENTS = (
     # Everything goes through the proxy, the loopback device too, and nothing is looked up but by the proxy.
     *("--proxy-bypass-list=<-loopback>", "--disable-quic", "--force-webrtc-ip-handling-policy=disable_non_proxied_udp"),
     *("--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.*", "--dns-prefetch-disable"),
+    # Contexts share one clipboard. The first four settings are Playwright's, which these take the place of.
+    "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4,"
+    "middleClickPasteAllowed=false",
     *("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--disable-domain-reliability", "--no-pings", "--mute-audio", "--disable-breakpad", "--disable-file-system"),
 )
@@ -82,6 +86,12 @@ class Chromium:
     def alive(self) -> bool:
         """Whether it takes calls."""
         return self._chromium is not None and self._chromium.is_connected()
+
+    async def check_answers(self) -> None:
+        """Raise one of `errors`, or asyncio.TimeoutError, if it has ended or does not answer."""
+        assert self._chromium is not None
+        session = await asyncio.wait_for(self._chromium.new_browser_cdp_session(), _ANSWER_SECONDS)
+        await asyncio.wait_for(session.detach(), _ANSWER_SECONDS)
 
     @property
     def monitor(self) -> PageMonitor:

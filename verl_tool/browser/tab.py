@@ -61,6 +61,8 @@ class Tab:
         self.notes: deque[str] = deque(maxlen=MAX_NOTES)
         """What the model should know: dialogs, downloads, a crash."""
         self.crashed = False
+        self.modifiers: set[str] = set()
+        """Those of Control and Shift that are down, or may be."""
         self.may_hold_input = False
         """Whether a key or button may be down, for whoever uses the page next."""
         self._cdp = cdp

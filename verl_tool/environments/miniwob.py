@@ -26,10 +26,11 @@ from verl_tool.browser.browser_session import (
     BrowserLimits,
     BrowserLostError,
     BrowserSession,
+    PageLostError,
     PageView,
 )
 from verl_tool.browser.chromium import BrowserSettings, Chromium
-from verl_tool.browser.tab import PageActionError
+from verl_tool.browser.tab import PageActionError, Tab
 from verl_tool.environments.environment_tool import Environment
 from verl_tool.errors import StartError, ToolFault
 from verl_tool.formats import Call
@@ -52,6 +53,8 @@ _NOT_PLAYED = (
 )
 _BEGIN_SECONDS = 60.0
 _READY_SECONDS = 2.0
+_LOST_REWARD = -1.0
+"""Of an episode whose page hangs, crashes or was left: only what is played on it makes it do so."""
 _MAX_IDLE = 16
 """Contexts that wait for another episode."""
 _FENCE = re.compile(r"```[a-z]*\s(.*?)```|<browser>(.*?)(?:</browser>|$)", re.DOTALL)
@@ -90,6 +93,8 @@ class MiniWobSession:
     browser: BrowserSession
     page: JSHandle
     """The page's window, which no page that follows it shares."""
+    tab: Tab
+    """The tab it is in."""
     results: list[float] = field(default_factory=list)
     """The reward, once the page has given it."""
 
@@ -154,7 +159,10 @@ class MiniWobEnvironment(Environment):
             return ToolResult(f"Error: {error}", valid=False, invalid_reason=str(error), role=role)
 
         async def is_over() -> bool:
-            reward = await session.page.evaluate(_RESULT)
+            try:
+                reward = await session.browser.evaluate(session.page, _RESULT)
+            except PageLostError:
+                reward = _LOST_REWARD
             if reward is not None:
                 session.results.append(float(reward))
             return reward is not None
@@ -163,6 +171,8 @@ class MiniWobEnvironment(Environment):
             outcome = await session.browser.perform(actions, is_over)
         except BrowserLostError as error:
             raise ToolFault(FaultKind.STATE_LOST, str(error), retryable=False) from error
+        if not session.results and session.browser.tab is not session.tab:
+            session.results.append(_LOST_REWARD)
         if session.results:
             return ToolResult("The task is over.", done=True, reward=session.results[0], role=role)
         return ToolResult(outcome.text, error=outcome.error, role=role)
@@ -184,12 +194,12 @@ class MiniWobEnvironment(Environment):
 
     async def _open(self, browser: BrowserSession, page: str, seed: int) -> tuple[MiniWobSession, Opening]:
         await browser.navigate(f"http://{self._host}/miniwob/{page}.html", "load")
-        tab = browser.tab.page
-        handle = await tab.evaluate_handle("window")
-        await tab.evaluate(_BEGIN, str(seed))
+        tab = browser.tab
+        page_window = await tab.page.evaluate_handle("window")
+        await tab.page.evaluate(_BEGIN, str(seed))
         instruction = None
         for _ in range(40):
-            instruction = await tab.evaluate(_INSTRUCTION)
+            instruction = await tab.page.evaluate(_INSTRUCTION)
             if instruction is not None:
                 break
             await asyncio.sleep(_READY_SECONDS / 40)
@@ -197,9 +207,11 @@ class MiniWobEnvironment(Environment):
             raise BrowserLostError("the page does not become ready")
         browser.reset()
         shown = await browser.observe()
+        if browser.tab is not tab:
+            raise BrowserLostError("the page cannot be read")
         tools = [_description()] if self.options.describe_actions else []
         question = {"role": "user", "content": f"{' '.join(instruction.split())}\n\n{shown.text}"}
-        return MiniWobSession(browser, handle), Opening(messages=[question], tools=tools, every_turn=True)
+        return MiniWobSession(browser, page_window, tab), Opening(messages=[question], tools=tools, every_turn=True)
 
     async def _browser(self) -> BrowserSession:
         chromium = await self._running_chromium()

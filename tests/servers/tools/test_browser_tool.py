@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ from hostile_pages import MARKERS, HostilePages
 from live_server import LiveServers
 from started_browser import require_browser
 
+from verl_tool.browser.browser_session import BrowserSession
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import FaultKind, StepRequest, StepResult
@@ -121,3 +123,33 @@ async def test_a_browser_that_crashes_loses_its_trajectories_and_is_replaced(ser
     assert lost.fault.kind is FaultKind.STATE_LOST
     assert "about:blank" in (await served.step("c1", 0, "<browser>noop(0)</browser>")).observation
     await served.client.finish(["c0", "c1"])
+
+
+async def test_a_trajectory_that_is_cancelled_at_first_leaves_no_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    require_browser()
+    tool = BrowserTool(allowed_hosts=("127.0.0.1:1",))
+    await tool.start()
+    assert tool._browser is not None
+    chromium, way_out = tool._browser._chromium, tool._browser._way_out
+    assert chromium is not None
+    assert way_out is not None
+    try:
+        for method in ("perform", "new_tab"):
+            reached = asyncio.Event()
+
+            async def wait(*_: object, reached: asyncio.Event = reached) -> None:
+                reached.set()
+                await asyncio.sleep(60)
+
+            monkeypatch.setattr(BrowserSession, method, wait)
+            begun = asyncio.create_task(tool.create_state("t", {"url": "http://127.0.0.1:1/"}))
+            await asyncio.wait_for(reached.wait(), 20)
+            assert len(chromium.contexts) == len(way_out._proxies) == 1
+            begun.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await begun
+            assert len(chromium.contexts) == len(way_out._proxies) == 0
+    finally:
+        await tool.close()

@@ -141,15 +141,12 @@ class BrowserTool(Tool):
             session = await BrowserSession.open(browser, hosts, self._limits)
         except BrowserLostError as error:
             raise ToolFault(FaultKind.SANDBOX, f"chromium opens no context: {error}", retryable=True) from error
-        if url:
-            try:
-                opened = await session.perform([BrowserAction("goto", [url])])
-            except BrowserLostError as error:
-                raise ToolFault(FaultKind.SANDBOX, str(error), retryable=True) from error
-            if opened.error:
-                await session.close()
-                words = f"the row's url {url!r:.200} does not open: {opened.text:.300}"
-                raise ToolFault(FaultKind.UNREACHABLE, words, retryable=True)
+        try:
+            if url:
+                await _open_page(session, url)
+        except BaseException:
+            await session.close()
+            raise
         return session
 
     async def close_state(self, state: BrowserSession) -> None:
@@ -206,6 +203,17 @@ class BrowserTool(Tool):
                 await browser.start()
                 self._browser = browser
             return self._browser
+
+
+async def _open_page(session: BrowserSession, url: str) -> None:
+    """Raises ToolFault."""
+    try:
+        opened = await session.perform([BrowserAction("goto", [url])])
+    except BrowserLostError as error:
+        raise ToolFault(FaultKind.SANDBOX, str(error), retryable=True) from error
+    if opened.error:
+        words = f"the row's url {url!r:.200} does not open: {opened.text:.300}"
+        raise ToolFault(FaultKind.UNREACHABLE, words, retryable=True)
 
 
 def _result(outcome: StepOutcome) -> ToolResult:
