@@ -24,7 +24,7 @@ ONE_GPU = {
     "ask_the_user/gpu.yaml": True,
     "calculator/gpu.yaml": True, "function_calling/gpu.yaml": True, "gsm8k/gpu.yaml": True, "math_tir/gpu.yaml": True,
     "long_document/gpu.yaml": False, "mathcoder/gpu.yaml": False,
-    "multi_tool/gpu.yaml": True, "pixel_reasoner/gpu.yaml": False,
+    "miniwob/gpu.yaml": True, "multi_tool/gpu.yaml": True, "pixel_reasoner/gpu.yaml": False,
     "search_r1/gpu.yaml": True, "skysql/gpu.yaml": False, "swe/gpu.yaml": False, "terminal/gpu.yaml": False,
     "text_game/gpu.yaml": True,
     "toolgrpo/gpu.yaml": True,
