@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_tool.browser.action_syntax import ActionSyntaxError, BrowserAction, parse_actions, parse_arguments
-from verl_tool.browser.actions import ACTIONS, bind, checked_address
+from verl_tool.browser.actions import ACTIONS, bind, validate_address
 
 
 def bound(text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -97,6 +97,6 @@ def test_any_text_is_actions_or_rejected(text: str) -> None:
 )
 def test_only_addresses_of_the_web_are_opened(url: str) -> None:
     with pytest.raises(ActionSyntaxError):
-        checked_address(url)
-    assert checked_address("example.org/a") == "https://example.org/a"
-    assert checked_address("localhost:80/a") == "https://localhost:80/a"
+        validate_address(url)
+    assert validate_address("example.org/a") == "https://example.org/a"
+    assert validate_address("localhost:80/a") == "https://localhost:80/a"

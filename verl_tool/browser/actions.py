@@ -198,7 +198,7 @@ async def keyboard_insert_text(session: BrowserSession, text: str) -> None:
 
 
 async def goto(session: BrowserSession, url: str) -> None:
-    await session.navigate(checked_address(url))
+    await session.navigate(validate_address(url))
 
 
 async def go_back(session: BrowserSession) -> None:
@@ -212,7 +212,7 @@ async def go_forward(session: BrowserSession) -> None:
 
 
 async def new_tab(session: BrowserSession, url: str = "") -> None:
-    address = checked_address(url) if url else ""
+    address = validate_address(url) if url else ""
     await session.new_tab()
     if address:
         await session.navigate(address)
@@ -270,11 +270,11 @@ def bind(action: BrowserAction) -> tuple[Action, dict[str, Any]]:
         raise ActionSyntaxError(f"write {action.name}({', '.join(names)})") from None
     arguments = {}
     for name, value in list(bound.arguments.items())[1:]:
-        arguments[name] = _converted(action.name, name, value, signature.parameters[name].annotation)
+        arguments[name] = _convert(action.name, name, value, signature.parameters[name].annotation)
     return function, arguments
 
 
-def checked_address(url: str) -> str:
+def validate_address(url: str) -> str:
     """Return an address to open. Raises ActionSyntaxError for one that is not of the web."""
     url = url.strip()
     if not _SCHEME.match(url) and url:
@@ -289,7 +289,7 @@ def checked_address(url: str) -> str:
     return url
 
 
-def _converted(action: str, name: str, value: object, kind: object) -> Any:
+def _convert(action: str, name: str, value: object, kind: object) -> Any:
     if kind is Element:
         found = _NUMBER.fullmatch(str(value).strip())
         if found is None:

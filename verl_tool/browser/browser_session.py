@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from verl_tool.browser.action_syntax import ActionSyntaxError, BrowserAction
 from verl_tool.browser.actions import bind
 from verl_tool.browser.chromium import Chromium
+from verl_tool.browser.egress_router import ContextProxy
 from verl_tool.browser.page_reader import MissingElementError
 from verl_tool.browser.tab import PageActionError, Tab
-from verl_tool.browser.way_out import ContextProxy
 
 if TYPE_CHECKING:
     from playwright.async_api import BrowserContext, JSHandle, Page
@@ -182,7 +182,7 @@ class BrowserSession:
                 return
             if "Download is starting" in reason:
                 raise PageActionError("the address is a download, which is refused") from None
-            raise PageActionError(f"{url[:_URL_CHARACTERS]} cannot be opened: {_explained(reason)}") from None
+            raise PageActionError(f"{url[:_URL_CHARACTERS]} cannot be opened: {_explain(reason)}") from None
 
     async def new_tab(self) -> None:
         """Open an empty tab and switch to it. Raises PageActionError if there are too many."""
@@ -193,12 +193,12 @@ class BrowserSession:
 
     async def switch_tab(self, index: int) -> None:
         """Raises PageActionError."""
-        self._active = self._checked_index(index)
+        self._active = self._check_index(index)
         await self.tab.page.bring_to_front()
 
     async def close_tab(self, index: int | None) -> None:
         """Close a tab, the active one by default. Raises PageActionError."""
-        index = self._active if index is None else self._checked_index(index)
+        index = self._active if index is None else self._check_index(index)
         await self._tabs.pop(index).close()
         self._active = max(0, self._active - (index <= self._active and self._active > 0))
         if not self._tabs:
@@ -301,7 +301,7 @@ class BrowserSession:
         if not self._browser.alive:
             raise BrowserLostError("the browser has ended; the trajectory's pages are lost with it")
 
-    def _checked_index(self, index: int) -> int:
+    def _check_index(self, index: int) -> int:
         if not 0 <= index < len(self._tabs):
             raise PageActionError(f"there is no tab {index}; the last one is {len(self._tabs) - 1}")
         return index
@@ -351,7 +351,7 @@ class BrowserSession:
             self._notes.append(note)
 
 
-def _explained(reason: str) -> str:
+def _explain(reason: str) -> str:
     """What chromium says, and what it may mean."""
     words = reason.partition(" at ")[0]
     if "ERR_TUNNEL_CONNECTION_FAILED" in words:

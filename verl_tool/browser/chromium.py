@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_tool.browser.egress_router import ContextProxy, EgressRouter
 from verl_tool.browser.isolation import (
     PROXY_PORT,
     Confinement,
@@ -22,7 +23,6 @@ from verl_tool.browser.isolation import (
     write_launcher,
 )
 from verl_tool.browser.page_monitor import PageLimits, PageMonitor
-from verl_tool.browser.way_out import ContextProxy, WayOut
 from verl_tool.errors import StartError
 from verl_tool.sandbox.isolation.levels import Level
 
@@ -71,7 +71,7 @@ class Chromium:
         self._settings = settings
         self._driver: Playwright | None = None
         self._chromium: PlaywrightBrowser | None = None
-        self._way_out: WayOut | None = None
+        self._egress: EgressRouter | None = None
         self._monitor: PageMonitor | None = None
         self._watching: asyncio.Task[None] | None = None
         self._folder: Path | None = None
@@ -130,8 +130,8 @@ class Chromium:
     ) -> tuple[BrowserContext, ContextProxy]:
         """Open a context that reaches `hosts` only. Raises ConfigError for a host that is none."""
         assert self._chromium is not None
-        assert self._way_out is not None
-        proxy = await self._way_out.open(hosts, max_bytes)
+        assert self._egress is not None
+        proxy = await self._egress.open(hosts, max_bytes)
         try:
             context = await self._chromium.new_context(
                 proxy={"server": f"http://{proxy.host}:{proxy.port}", "bypass": "<-loopback>"},
@@ -141,14 +141,14 @@ class Chromium:
                 permissions=[],
             )
         except BaseException:
-            await self._way_out.remove(proxy)
+            await self._egress.remove(proxy)
             raise
         return context, proxy
 
     async def close_context(self, context: BrowserContext, proxy: ContextProxy) -> None:
         """Close a context with all of its pages."""
-        assert self._way_out is not None
-        await self._way_out.remove(proxy)
+        assert self._egress is not None
+        await self._egress.remove(proxy)
         with contextlib.suppress(Exception):  # a browser that has crashed closes nothing
             await asyncio.wait_for(context.close(), _CLOSE_SECONDS)
 
@@ -161,8 +161,8 @@ class Chromium:
             if closing:
                 with contextlib.suppress(Exception):  # either may have crashed
                     await asyncio.wait_for(closing, _CLOSE_SECONDS)
-        if self._way_out is not None:
-            await self._way_out.close()
+        if self._egress is not None:
+            await self._egress.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -203,7 +203,7 @@ class Chromium:
             finally:
                 received.cancel()
                 control.unlink(missing_ok=True)
-        self._way_out = WayOut(listener, PROXY_PORT)
+        self._egress = EgressRouter(listener, PROXY_PORT)
         chosen = self._settings
         limits = PageLimits(chosen.max_page_mb << 20, chosen.max_browser_mb << 20, chosen.max_page_cpu_seconds)
         self._monitor = PageMonitor(pid, limits)

@@ -132,9 +132,9 @@ async def test_a_trajectory_that_is_cancelled_at_first_leaves_no_context(
     tool = BrowserTool(allowed_hosts=("127.0.0.1:1",))
     await tool.start()
     assert tool._browser is not None
-    chromium, way_out = tool._browser._chromium, tool._browser._way_out
+    chromium, egress = tool._browser._chromium, tool._browser._egress
     assert chromium is not None
-    assert way_out is not None
+    assert egress is not None
     try:
         for method in ("perform", "new_tab"):
             reached = asyncio.Event()
@@ -146,10 +146,10 @@ async def test_a_trajectory_that_is_cancelled_at_first_leaves_no_context(
             monkeypatch.setattr(BrowserSession, method, wait)
             begun = asyncio.create_task(tool.create_state("t", {"url": "http://127.0.0.1:1/"}))
             await asyncio.wait_for(reached.wait(), 20)
-            assert len(chromium.contexts) == len(way_out._proxies) == 1
+            assert len(chromium.contexts) == len(egress._proxies) == 1
             begun.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await begun
-            assert len(chromium.contexts) == len(way_out._proxies) == 0
+            assert len(chromium.contexts) == len(egress._proxies) == 0
     finally:
         await tool.close()

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from verl_tool.browser.action_syntax import ActionSyntaxError, BrowserAction, parse_actions, parse_arguments
-from verl_tool.browser.actions import bind, checked_address
+from verl_tool.browser.actions import bind, validate_address
 from verl_tool.browser.browser_session import BrowserLimits, BrowserLostError, BrowserSession, StepOutcome
 from verl_tool.browser.chromium import BrowserSettings, Chromium
-from verl_tool.browser.way_out import narrow_hosts
+from verl_tool.browser.egress_router import narrow_hosts
 from verl_tool.content.parts import read_media
 from verl_tool.errors import ConfigError, ToolFault, VerlToolError
 from verl_tool.formats import ALL_FORMATS, WEBARENA, Call, Tag, guard
@@ -187,7 +187,7 @@ class BrowserTool(Tool):
             if not isinstance(url, str):
                 raise ConfigError(f"the row's {URL_FIELD} is {url!r:.100}; give an address")
             if url:
-                narrow_hosts(hosts, [urlsplit(checked_address(url)).netloc])
+                narrow_hosts(hosts, [urlsplit(validate_address(url)).netloc])
         except (ConfigError, ActionSyntaxError) as error:
             raise ToolFault(FaultKind.MISCONFIGURED, f"tool {self.name}: {error}", retryable=False) from error
         return hosts, url

@@ -56,10 +56,10 @@ class ContextProxy:
 class _Connection:
     def __init__(self, proxy: ContextProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.stdout = reader
-        self.stdin = _CountedWriter(proxy, writer)
+        self.stdin = _BoundedWriter(proxy, writer)
 
 
-class _CountedWriter:
+class _BoundedWriter:
     """Ends the connection when its context has loaded all that it may."""
 
     def __init__(self, proxy: ContextProxy, writer: asyncio.StreamWriter) -> None:
@@ -80,7 +80,7 @@ class _CountedWriter:
             self._writer.close()
 
 
-class WayOut:
+class EgressRouter:
     """The proxies of one browser."""
 
     def __init__(self, listener: socket.socket | None, port: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from verl_tool.browser.way_out import narrow_hosts
+from verl_tool.browser.egress_router import narrow_hosts
 from verl_tool.errors import ConfigError
 
 SERVER = ("example.org", "*.example.org", "10.0.0.1:8080", "[::1]:90")
