@@ -32,7 +32,16 @@ PLAIN = (
     *("draw", "rotate", "zoom_in", "measure", "select_frames", "audio_crop"),
 )
 SERVICES = {
-    *("search_retrieval", "web_search", "google_search", "bing_search", "web_page", "piston", "sandbox_fusion"),
+    *(
+        "browser",
+        "search_retrieval",
+        "web_search",
+        "google_search",
+        "bing_search",
+        "web_page",
+        "piston",
+        "sandbox_fusion",
+    ),
     "pixel_reasoner",  # of the same parts as zoom_in and select_frames
 }
 """Tools that pass a call on, within limits of their own, to what is not started here."""
