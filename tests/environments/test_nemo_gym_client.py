@@ -147,7 +147,7 @@ async def test_a_masked_sample_is_left_out() -> None:
     assert "judge_failed: no judge" in trajectory.verdict.fault.message
 
 
-async def test_numbers_beside_the_reward_are_recorded() -> None:
+async def test_numbers_in_addition_to_the_reward_are_recorded() -> None:
     answer = {"reward": 0.5, "tests_passed": 3, "correct": True, "why": "x", "mask_sample": False}
     trajectory = await play(counter_gym(verify=(200, answer)), ["6"], COUNTER["row"])
     assert trajectory.verdict is not None

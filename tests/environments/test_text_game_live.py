@@ -89,7 +89,7 @@ async def test_textarena_sends_what_is_new_and_rewards_at_the_end() -> None:
         assert results[-1].reward is None or found == 20
 
 
-async def test_textarena_draws_the_same_for_a_seed_whatever_runs_beside_it() -> None:
+async def test_textarena_draws_the_same_for_a_seed_whatever_runs_concurrently() -> None:
     name = "textarena:FrozenLake-v0-random"
     async with served(python=peer_python("textarena"), environment=name, processes=12) as tools:
         alone = [(await play(tools, ["[right]"], seed=seed))[0] for seed in range(3)]

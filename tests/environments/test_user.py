@@ -70,7 +70,7 @@ def buyer(messages: list[dict[str, str]]) -> str:
     return "Two." if "how many" in last else "Please go on."
 
 
-async def test_asked_and_told_the_user_and_the_tool_answer_in_one_trajectory(scripted: Dialogues) -> None:
+async def test_the_user_and_the_tool_answer_in_one_trajectory(scripted: Dialogues) -> None:
     turns = ["How many?", "<puppet>say hello</puppet>", ORDER, "That is 24 pounds."]
     played = await scripted.play(turns, {"script": SCRIPT}, TRUTH)
     assert played.stop is StopReason.TOOL_DONE
@@ -123,7 +123,7 @@ async def test_what_a_function_raises_is_read_and_no_other_trajectory_sees_the_d
         assert played.verdict.score == 1.0
 
 
-async def test_forbidden_words_and_a_given_state(scripted: Dialogues) -> None:
+async def test_forbidden_words_and_an_expected_state(scripted: Dialogues) -> None:
     listed = {"outputs": ["24"], "forbidden_outputs": ["36", "48"]}
     for words, score in (("24 pounds", 1.0), ("24, 36 or 48 pounds", 0.0)):
         played = await scripted.play([words], {"script": SCRIPT}, listed)
@@ -224,7 +224,7 @@ async def test_endless_talk_ends_and_long_turns_are_cut(domain: Path) -> None:
     assert played.verdict.score == 0.0
 
 
-async def test_equal_requests_are_asked_once_and_repeat_without_the_endpoint(tmp_path: Path) -> None:
+async def test_equal_requests_are_sent_once_and_repeat_without_the_endpoint(tmp_path: Path) -> None:
     async with PlayedUser(buyer) as endpoint:
         options: dict[str, Any] = {"base_url": endpoint.base_url, "cache": tmp_path / "answers"}
         async with Dialogues([UserEnvironment(**options)]) as dialogues:
@@ -265,7 +265,7 @@ async def test_a_failing_endpoint_is_no_doing_of_the_policy(rule: UserRule, kind
 
 
 @pytest.mark.parametrize("at_first", [True, False])
-async def test_an_unfinished_thought_of_the_users_model_is_a_fault_and_tells_nothing(at_first: bool) -> None:
+async def test_an_unfinished_thought_of_the_users_model_is_a_fault_and_stays_hidden(at_first: bool) -> None:
     def think(messages: list[dict[str, str]]) -> str | int | None:
         thought = f"<think>{messages[0]['content']} " + "Hm. " * 1000
         return buyer(messages) if len(messages) == 2 and not at_first else thought
@@ -289,7 +289,7 @@ async def test_a_message_of_the_users_model_ends_at_an_unfinished_thought() -> N
     assert played.turn_calls[0].observation == "Two."
 
 
-async def test_an_endpoint_that_recovers_is_asked_again() -> None:
+async def test_an_endpoint_that_recovers_gets_the_request_again() -> None:
     failures = iter([503, 500])
 
     def failing(messages: list[dict[str, str]]) -> str | int:

@@ -49,7 +49,7 @@ FOCUS = re.compile(r"Focus into the (\d)")
 
 
 @dataclass(frozen=True)
-class ShownPage:
+class RenderedPage:
     """A page as the environment shows it: the message, the action that solves it, and others."""
 
     text: str
@@ -57,7 +57,7 @@ class ShownPage:
     others: tuple[str, ...]
 
 
-def read_page(text: str) -> ShownPage:
+def read_page(text: str) -> RenderedPage:
     """Find what solves a page. Raises ValueError for a page that is none of the three."""
     elements = ELEMENT.findall(text)
     focus = FOCUS.match(text)
@@ -70,10 +70,10 @@ def read_page(text: str) -> ShownPage:
         [(word, line, verb)] = found
         numbers = [number for number, _ in elements]
         right = next(number for number, shown in elements if shown == line.format(word))
-    return ShownPage(text, f"{verb}({right})", tuple(f"{verb}({number})" for number in numbers if number != right))
+    return RenderedPage(text, f"{verb}({right})", tuple(f"{verb}({number})" for number in numbers if number != right))
 
 
-async def open_pages(rows: Sequence[Mapping[str, Any]]) -> list[ShownPage]:
+async def open_pages(rows: Sequence[Mapping[str, Any]]) -> list[RenderedPage]:
     """Open the pages of rows in the environment, some at a time."""
     environment = MiniWobEnvironment(describe_actions=False)
     await environment.start()
@@ -93,7 +93,7 @@ async def open_pages(rows: Sequence[Mapping[str, Any]]) -> list[ShownPage]:
     return pages
 
 
-def build_tokenizer(pages: Sequence[ShownPage], system: str) -> PreTrainedTokenizerBase:
+def build_tokenizer(pages: Sequence[RenderedPage], system: str) -> PreTrainedTokenizerBase:
     """Learned from the pages. Numbers, words of elements and what begins a turn are one token each."""
     texts = [f"system\n{system}\nuser\nassistant\n"] * len(pages) + [page.text for page in pages]
     tokenizer = make_tokenizer(texts, VOCABULARY, CHAT_TEMPLATE)
@@ -103,7 +103,7 @@ def build_tokenizer(pages: Sequence[ShownPage], system: str) -> PreTrainedTokeni
     return tokenizer
 
 
-def lesson(tokenizer: PreTrainedTokenizerBase, system: str, page: ShownPage, begin: str, rng: random.Random) -> Row:
+def lesson(tokenizer: PreTrainedTokenizerBase, system: str, page: RenderedPage, begin: str, rng: random.Random) -> Row:
     """The prompt as the loop renders it, and one turn."""
     messages = [{"role": "system", "content": system}, {"role": "user", "content": page.text}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

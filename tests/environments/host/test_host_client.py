@@ -75,7 +75,7 @@ async def test_an_episode_is_played(host: HostClient) -> None:
     await host.end(episode)
 
 
-async def test_the_same_seed_gives_the_same_episode_whatever_runs_beside_it(host: HostClient) -> None:
+async def test_the_same_seed_gives_the_same_episode_whatever_runs_concurrently(host: HostClient) -> None:
     async def play(seed: int) -> list[str]:
         episode, first = await begin(host, DRAWS, seed)
         seen = [first, *[(await act(episode, "go"))["observation"] for _ in range(3)]]

@@ -106,7 +106,7 @@ async def test_sessions_keep_apart_and_are_freed(servers, tmp_path):
         assert (status, "was closed" in text) == (410, True)
 
 
-async def test_a_session_of_before_a_restart_is_masked_and_not_begun_anew(servers, tmp_path):
+async def test_a_session_lost_by_a_restart_is_masked_and_not_started_again(servers, tmp_path):
     async with agents(servers, tmp_path, Ledger()) as (agent, _):
         lost = agent()
         await lost.seed()

@@ -95,7 +95,7 @@ async def test_a_row_narrows_hosts_and_its_own_mistakes_are_faults(served: Serve
         BrowserTool(allowed_hosts=("http://example.org/",))
 
 
-async def test_more_trajectories_than_contexts_are_told_to_wait(served: Served) -> None:
+async def test_more_trajectories_than_contexts_are_rejected_for_a_retry(served: Served) -> None:
     for name in ("l0", "l1", "l2"):
         assert (await served.step(name, 0, "<browser>noop(0)</browser>")).fault is None
     overloaded = await served.step("l3", 0, "<browser>noop(0)</browser>")

@@ -104,7 +104,7 @@ def test_lessons_are_short_and_only_what_the_model_writes_is_learned(prepared: P
         assert prepared.data.KNOWN not in learned
 
 
-def test_most_lessons_guess_and_few_ask_for_what_is_missing(prepared: PreparedRecipe) -> None:
+def test_the_majority_of_lessons_guess_and_few_request_what_is_missing(prepared: PreparedRecipe) -> None:
     rows = prepared.train[prepared.warmup.MEASURED_ROWS :]
     right = guesses = 0
     for row, lesson in zip(rows, prepared.learned, strict=True):
