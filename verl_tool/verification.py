@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import Fault, FaultKind
+from verl_tool.util.json_text import as_object
 
 STYLE = "workspace_verifier"
 """``reward_model.style`` of a row whose ``ground_truth`` is a `Verification` as JSON."""
@@ -154,13 +155,10 @@ def _judged_by(truth: object, where: str) -> dict[str, Any]:
     """What the environment judges by, of a row's ``ground_truth``. Raises ConfigError."""
     if truth is None or truth == "":
         return {}
-    try:
-        value = json.loads(truth) if isinstance(truth, str) else truth
-    except (json.JSONDecodeError, RecursionError):
-        value = None
-    if not isinstance(value, Mapping):
+    value = as_object(truth)
+    if value is None:
         raise ConfigError(f"{where}: reward_model.ground_truth is {truth!r:.80}; write an object, or one as JSON")
-    return dict(value)
+    return value
 
 
 def reward_in(json_file: bytes | None, text_file: bytes | None) -> tuple[float, dict[str, float]]:

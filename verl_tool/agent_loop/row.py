@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import ENVIRONMENT_FIELD, FILES_FIELD, TOOLS_FIELD
+from verl_tool.util.json_text import as_object
 
 MEDIA_COLUMNS = ("images", "videos", "audios", "image", "video", "audio", "multi_modal_data")
 """Columns of verl's rows, and fields of messages, with content other than text."""
@@ -83,14 +83,10 @@ def build_call_extra(
 
 
 def _read_object(value: object, where: str) -> dict[str, Any]:
-    """Read an object, which a row holds as such or as JSON: parquet gives all objects of a column the same keys."""
-    try:
-        content = json.loads(value) if isinstance(value, str) else value
-    except (json.JSONDecodeError, RecursionError):
-        content = None
-    if not isinstance(content, Mapping):
+    content = as_object(value)
+    if content is None:
         raise ConfigError(f"{where} is {value!r:.80}; write an object, or one as JSON")
-    return dict(content)
+    return content
 
 
 def _names(group: object, name: str, where: str) -> tuple[str, ...] | None:

@@ -24,6 +24,7 @@ from verl_tool.environments.episode_check import play_episode
 from verl_tool.environments.served.serve_cli import add_commands
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.servers.tools import Tool, tool_class
+from verl_tool.util.json_text import as_object
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="An environment, as in --tool_type: a name, or the path of a .py file.")]
@@ -135,11 +136,8 @@ def _parse_options(values: Sequence[str] | None) -> dict[str, Any]:
 
 
 def _object(text: str, option: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
+    value = as_object(text)
+    if value is None:
         raise ConfigError(f"{option} is {text[:80]!r}; write a JSON object")
     return value
 

@@ -26,7 +26,7 @@ from verl_tool.client.exchange import TooLongError, read_bounded
 from verl_tool.environments.environment_tool import Environment
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.formats import Call
-from verl_tool.formats.scan import split_thoughts
+from verl_tool.formats.scan import remove_thoughts
 from verl_tool.protocol import FaultKind, Opening, Role, ToolDescription
 from verl_tool.servers.tools._service import base_url, key_headers
 from verl_tool.servers.tools.base import InvalidCall, ToolOptions, ToolResult
@@ -177,7 +177,7 @@ class OpenEnvEnvironment(Environment):
 
     def _text_of(self, call: Call) -> str:
         """Return what a turn says, without its thoughts. Raises InvalidCall."""
-        text = split_thoughts(call.input)[1].strip()
+        text = remove_thoughts(call.input).strip()
         tag = self.options.action_tag
         if tag is None:
             return text

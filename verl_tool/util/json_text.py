@@ -9,6 +9,7 @@ This module imports nothing else of the project.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -71,6 +72,16 @@ def encode_json(value: object) -> bytes:
         return _encode(value)
     except UnicodeEncodeError:
         return _encode(_without_surrogates(value))
+
+
+def as_object(value: object) -> dict[str, Any] | None:
+    """Return an object that is held as such or as JSON (parquet gives all objects of a column the same keys); None if
+    `value` is neither."""
+    try:
+        content = json.loads(value) if isinstance(value, str) else value
+    except (json.JSONDecodeError, RecursionError):
+        return None
+    return dict(content) if isinstance(content, Mapping) else None
 
 
 def excerpt(value: object, most: int = 80) -> str:
