@@ -167,6 +167,8 @@ async def test_an_environment_that_does_not_begin_leaves_no_process(cancelled: b
     ("extract", "turn", "answer"),
     [
         ("", "3", "3 is"),
+        ("", "<think>99?</think>\n3", "3 is"),
+        ("boxed", r"<think>\boxed{99}</think>\boxed{3} <think>\boxed{98}", "3 is"),
         ("boxed", r"It is \boxed{99}, no: \boxed{3}.", "3 is"),
         ("guess", "Hm.\n<guess>\n3</guess>", "3 is"),
         (r"\[(\d+)\]", "[99] or [3]", "3 is"),

@@ -29,6 +29,7 @@ from verl_tool.environments.host.host_client import (
 )
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.formats import Call
+from verl_tool.formats.scan import remove_thoughts
 from verl_tool.protocol import FaultKind, Opening
 from verl_tool.servers.tools.base import ToolOptions, ToolResult
 from verl_tool.verification import ENVIRONMENT_STYLE
@@ -185,7 +186,8 @@ class TextGame(Environment):
         return {"begin": environment, "seed": seed, "make": dict(make)}
 
     async def step(self, session: GameSession, call: Call) -> ToolResult:
-        answer = await self._ask(session, {"action": call.input}, self.options.step_seconds, FaultKind.STATE_LOST)
+        action = remove_thoughts(call.input)
+        answer = await self._ask(session, {"action": action}, self.options.step_seconds, FaultKind.STATE_LOST)
         session.steps += 1
         late = session.steps >= self.options.max_steps
         if "raised" in answer or "unread" in answer:
