@@ -13,6 +13,8 @@ import pytest
 import pytest_asyncio
 from started_browser import require_browser
 
+from verl_tool.checks.rows import columns_are_there
+from verl_tool.checks.setup import Row
 from verl_tool.environments.miniwob import MiniWobEnvironment, MiniWobSession, action_text, pages_folder, read_rows
 from verl_tool.errors import StartError, ToolFault
 from verl_tool.formats import HERMES, Call
@@ -220,4 +222,5 @@ def test_rows_take_pages_in_turn() -> None:
         {"name": "miniwob", "page": "click-color", "seed": 8},
         {"name": "miniwob", "page": "click-test", "seed": 9},
     ]
+    assert not [*columns_are_there([Row(row, "a row") for row in rows], ("reward_model",))]
     assert list(read_rows("", count=3)) == []

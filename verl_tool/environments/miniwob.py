@@ -38,6 +38,7 @@ from verl_tool.formats.scan import remove_thoughts
 from verl_tool.protocol import FaultKind, Opening, Role, ToolDescription
 from verl_tool.sandbox.isolation.levels import Level
 from verl_tool.servers.tools.base import ToolOptions, ToolResult
+from verl_tool.verification import ENVIRONMENT_STYLE
 
 if TYPE_CHECKING:
     from playwright.async_api import JSHandle
@@ -246,7 +247,7 @@ def read_rows(source: str, count: int = 1000, first_seed: int = 0, system: str =
         yield {
             "data_source": f"miniwob/{environment['page']}",
             "prompt": prompt,
-            "reward_model": {"style": "environment"},
+            "reward_model": {"style": ENVIRONMENT_STYLE, "ground_truth": "{}"},
             "extra_info": {"index": number, "tools_kwargs": {"environment": environment}},
         }
 

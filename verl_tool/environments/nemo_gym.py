@@ -38,7 +38,7 @@ from verl_tool.protocol import Fault, FaultKind, Opening, Role, ToolDescription
 from verl_tool.servers.tools._service import base_url, key_headers
 from verl_tool.servers.tools.base import Context, InvalidCall, ToolOptions, ToolResult
 from verl_tool.util.json_text import decode_json, encode_json, excerpt
-from verl_tool.verification import Verdict
+from verl_tool.verification import ENVIRONMENT_STYLE, Verdict
 
 Json = dict[str, Any]
 PARAMETERS = "responses_create_params"
@@ -512,7 +512,7 @@ def read_rows(
                 "data_source": data_source,
                 "prompt": read_prompt(row[PARAMETERS], where),
                 "ability": "environment",
-                "reward_model": {"style": "environment", "ground_truth": truth},
+                "reward_model": {"style": ENVIRONMENT_STYLE, "ground_truth": truth},
                 "extra_info": {
                     "index": index,
                     "need_tools_kwargs": True,

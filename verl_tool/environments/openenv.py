@@ -31,6 +31,7 @@ from verl_tool.protocol import FaultKind, Opening, Role, ToolDescription
 from verl_tool.servers.tools._service import base_url, key_headers
 from verl_tool.servers.tools.base import InvalidCall, ToolOptions, ToolResult
 from verl_tool.util.json_text import decode_json, encode_json, excerpt
+from verl_tool.verification import ENVIRONMENT_STYLE
 
 ACTION_TOOL = "act"
 """Name of the tool of an environment whose action has several fields."""
@@ -393,7 +394,7 @@ def read_rows(
             "data_source": "openenv",
             "prompt": prompt,
             "ability": "environment",
-            "reward_model": {"style": "environment", "ground_truth": {}},
+            "reward_model": {"style": ENVIRONMENT_STYLE, "ground_truth": {}},
             "extra_info": {"index": index, "need_tools_kwargs": True, "tools_kwargs": {"environment": environment}},
         }
 
