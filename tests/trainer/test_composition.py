@@ -39,6 +39,12 @@ def test_calculations(written, value):
     assert OmegaConf.to_container(config, resolve=False)["group"]["told"] == value
 
 
+def test_calculations_in_a_list():
+    config = OmegaConf.create({"a": 7, "group": {"lines": ["${a}", "seed=${calc.sum:${a},1} ${a}", 5, {"x": 1}]}})
+    resolve_calculations(config)
+    assert OmegaConf.to_container(config, resolve=False)["group"]["lines"] == ["${a}", "seed=8 7", 5, {"x": 1}]
+
+
 def test_other_interpolations_stay_and_follow_what_they_name():
     config = OmegaConf.create({"a": 1, "b": "${a}", "c": "${calc.sum:${a},1}"})
     resolve_calculations(config)

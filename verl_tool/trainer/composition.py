@@ -49,8 +49,10 @@ for _name, _function in CALCULATIONS.items():
 def resolve_calculations(config: DictConfig) -> None:
     """Put values in place of ``${calc.…}``: the processes that the config is sent to know no such resolvers."""
     for name, value in leaves(OmegaConf.to_container(config, resolve=False)).items():
-        if isinstance(value, str) and "${calc." in value:
-            OmegaConf.update(config, name, OmegaConf.select(config, name))
+        listed = isinstance(value, list)
+        for place, text in [(f"{name}.{i}", text) for i, text in enumerate(value)] if listed else [(name, value)]:
+            if isinstance(text, str) and "${calc." in text:
+                OmegaConf.update(config, place, OmegaConf.select(config, place))
 
 
 def leaves(content: Any, name: str = "") -> dict[str, Any]:
