@@ -56,7 +56,7 @@ CALCULATOR, ACECODER, NO_TOOL = "calculator", "acecoder", "acecoder_no_tool"
 FUNCTIONS, TERMINAL = "function_calling", "terminal"
 SEARCH, PAGES, SKYSQL = "search_r1", "long_document", "skysql"
 TOOLS, PIXELS, AGENT, ISSUES, ASK = "multi_tool", "pixel_reasoner", "unmodified_agent", "swe", "ask_the_user"
-GAME = "text_game"
+GAME, WEB = "text_game", "miniwob"
 RECIPE: dict[str, Recipe] = {
     CALCULATOR: Recipe(
         RECIPES / "calculator" / "train.sh",
@@ -93,6 +93,12 @@ RECIPE: dict[str, Recipe] = {
     ISSUES: Recipe(RECIPES / "swe" / "train.sh", "val-core/one_line_bug/acc/mean@1", None, wanted=0.8),
     ASK: Recipe(RECIPES / "ask_the_user" / "train.sh", "val-core/ask_the_user/acc/mean@1", None, wanted=0.85),
     GAME: Recipe(RECIPES / "text_game" / "train.sh", "val-core/text_game/acc/mean@1", None, wanted=0.85),
+    WEB: Recipe(
+        RECIPES / "miniwob" / "train.sh",
+        "+".join(f"val-core/miniwob/{page}/acc/mean@1" for page in ("click-test-2", "click-color", "focus-text-2")),
+        None,
+        wanted=0.85,
+    ),
     PIXELS: Recipe(
         RECIPES / "pixel_reasoner" / "train.sh",
         "val-core/pixel_reasoner/acc/mean@1",

@@ -19,6 +19,7 @@
 # STALENESS  updates by which ASYNC may train behind what sampled        (default: 4)
 # TOOL_SERVER_URL  a tool server that runs already                       (default: one is started for the run)
 #
+# RECIPE_EXTRAS      set in train.sh: what it needs of scripts/env.sh besides `train`
 # IGNORED_VARIABLES  of other programs, whose names are nearly those of variables here: else they end the start
 #
 # The other variables, and the option that each sets; a recipe reads names of data sets (DATASET, TEST_SIZE, …) itself:
@@ -134,7 +135,7 @@ collect_options() {
 
 use_environment() {
     [ "$PROFILE" != cpu ] || export VERL_PLATFORM=cpu OMP_NUM_THREADS=1
-    source scripts/env.sh train
+    source scripts/env.sh train ${RECIPE_EXTRAS:-}
     # What verl and its libraries say while they are imported, and bars that a pipe would fill with carriage returns.
     export VERL_LOGGING_LEVEL="${VERL_LOGGING_LEVEL:-WARN}" PYTHONWARNINGS="${PYTHONWARNINGS:-ignore:torchtitan engine,ignore:veomni engine,ignore:automodel engine,ignore:mindspeed engine,ignore:megatron engine,ignore:NPU not support}"
     [ -t 2 ] || export HF_DATASETS_DISABLE_PROGRESS_BARS="${HF_DATASETS_DISABLE_PROGRESS_BARS:-1}"

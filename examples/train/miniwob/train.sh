@@ -1,2 +1,2 @@
 #!/usr/bin/env bash
-exec bash "$(dirname "$0")/../launch.sh" "$0" "$@"
+RECIPE_EXTRAS=browser exec bash "$(dirname "$0")/../launch.sh" "$0" "$@"

@@ -2,9 +2,9 @@
 
     python examples/train/miniwob/warmup.py --data data --output outputs/model
 
-It learns from the real pages, as the environment shows them. Each action follows a word that is drawn: ``named`` acts
-on the element that the instruction names, and ``any`` on another one. Which of the two is the right one is left to
-reinforcement learning.
+It learns from the real pages, as the environment shows them, and from the same pages with other colors. Each action
+follows a thought that is drawn: ``the blue one`` acts on the element that the instruction names, and ``any`` on another
+one. Which of the two is the right one is left to reinforcement learning.
 """
 
 from __future__ import annotations
@@ -29,23 +29,26 @@ from tiny_model import CHAT_TEMPLATE
 
 from verl_tool.environments.miniwob import MiniWobEnvironment
 
-NAMED, ANY = "<think>named</think>", "<think>any</think>"
-"""Each begins a turn and is one token: what the model decides for, whatever comes after it."""
+NAMED, ONE, ANY = "<think>the", " one</think>", "<think>any</think>"
+"""Each is one token. `NAMED` or `ANY` begins a turn: what the model decides for, whatever comes after it."""
 SHARES = {NAMED: 5, ANY: 15}
 """Of twenty turns, how many begin how."""
 SHOWN_PAGES = 240
 """Pages that are opened for the lessons."""
 MEASURED_PAGES = 48
-LESSONS_OF_A_PAGE = 16
+DECISIONS, ACTIONS = 6000, 4000
+"""Lessons in what players do, and further ones in acting on what the instruction names."""
+COLORS_SHARE = 0.5
+"""Part of the lessons that are of pages with colors in any case: they take the longest to learn."""
 CONTEXTS = 6
 VOCABULARY = 400
-DEVIATION = 0.05
 ELEMENT = re.compile(r"^\[(\d+)\] (.*)$", re.MULTILINE)
 INSTRUCTIONS = (
     (re.compile(r"Click button (\w+)\."), 'button "{}"', "click"),
     (re.compile(r"Click on the (\w+) colored box\."), "clickable color {}", "click"),
 )
-FOCUS = re.compile(r"Focus into the (\d)")
+FOCUS = re.compile(r"Focus into the ((\d)\w+)")
+COLOR = re.compile(r"(?<=color )\w+|\w+(?= colored)")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class RenderedPage:
     """A page as the environment shows it: the message, the action that solves it, and others."""
 
     text: str
+    word: str
+    """By which the instruction names the element."""
     named: str
     others: tuple[str, ...]
 
@@ -62,15 +67,22 @@ def read_page(text: str) -> RenderedPage:
     elements = ELEMENT.findall(text)
     focus = FOCUS.match(text)
     if focus is not None:
-        numbers, verb, right = [number for number, _ in elements], "focus", elements[int(focus[1]) - 1][0]
+        word, verb, right = focus[1], "focus", elements[int(focus[2]) - 1][0]
     else:
         found = [(match[1], line, verb) for pattern, line, verb in INSTRUCTIONS if (match := pattern.match(text))]
         if not found:
             raise ValueError(f"no action is known for {text[:80]!r}")
         [(word, line, verb)] = found
-        numbers = [number for number, _ in elements]
         right = next(number for number, shown in elements if shown == line.format(word))
-    return RenderedPage(text, f"{verb}({right})", tuple(f"{verb}({number})" for number in numbers if number != right))
+    others = tuple(f"{verb}({number})" for number, _ in elements if number != right)
+    return RenderedPage(text, word, f"{verb}({right})", others)
+
+
+def redraw_colors(page: RenderedPage, colors: Sequence[str], rng: random.Random) -> RenderedPage:
+    """The page with any `colors` in place of its own."""
+    own = sorted(set(COLOR.findall(page.text)))
+    drawn = dict(zip(own, rng.sample(colors, len(own)), strict=True))
+    return read_page(COLOR.sub(lambda match: drawn[match[0]], page.text))
 
 
 async def open_pages(rows: Sequence[Mapping[str, Any]]) -> list[RenderedPage]:
@@ -99,7 +111,7 @@ def build_tokenizer(pages: Sequence[RenderedPage], system: str) -> PreTrainedTok
     tokenizer = make_tokenizer(texts, VOCABULARY, CHAT_TEMPLATE)
     words = {f" {word}" for page in pages for word in re.findall(r"[A-Za-z]+", page.text)}
     words |= {word for page in pages for word in re.findall(r"\b[A-Z]{2,}\b", page.text)}
-    tokenizer.add_tokens([NAMED, ANY, "click(", "focus(", *sorted(words)])
+    tokenizer.add_tokens([NAMED, ONE, ANY, "click(", "focus(", *sorted(words)])
     return tokenizer
 
 
@@ -107,8 +119,14 @@ def lesson(tokenizer: PreTrainedTokenizerBase, system: str, page: RenderedPage, 
     """The prompt as the loop renders it, and one turn."""
     messages = [{"role": "system", "content": system}, {"role": "user", "content": page.text}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    action = page.named if begin == NAMED else rng.choice(page.others)
+    action = f" {page.word}{ONE}{page.named}" if begin == NAMED else rng.choice(page.others)
     return encode(tokenizer, [(prompt, False), (f"{begin}{action}{tokenizer.eos_token}", True)])
+
+
+def draw_page(pages: Sequence[RenderedPage], colored: Sequence[RenderedPage], rng: random.Random) -> RenderedPage:
+    """One of `pages`, or of those with colors, which are drawn anew."""
+    page = rng.choice(colored if rng.random() < COLORS_SHARE else pages)
+    return redraw_colors(page, sorted({color for one in colored for color in COLOR.findall(one.text)}), rng)
 
 
 def main(
@@ -122,21 +140,20 @@ def main(
     pages = asyncio.run(open_pages(rows[:SHOWN_PAGES]))
     tokenizer = build_tokenizer(pages, system)
     rng = random.Random(seed)
-    begins = rng.choices([*SHARES], [*SHARES.values()], k=len(pages) * LESSONS_OF_A_PAGE)
-    learned = [
-        lesson(tokenizer, system, pages[i % len(pages)], begin, rng)
-        for i, begin in enumerate(begins)
-        if i % len(pages) >= MEASURED_PAGES
-    ]
+    measured, pages = pages[:MEASURED_PAGES], pages[MEASURED_PAGES:]
+    colored = [page for page in pages if COLOR.search(page.text)]
+
+    def further(begin: str) -> Row:
+        return lesson(tokenizer, system, draw_page(pages, colored, rng), begin, rng)
+
     decision = tokenizer.convert_tokens_to_ids(NAMED)
-    # Further lessons in doing what is said, without a lesson in deciding for it.
-    learned += [
-        without_token(lesson(tokenizer, system, page, NAMED, rng), decision) for page in pages[MEASURED_PAGES:]
-    ] * 8
-    measured = [without_token(lesson(tokenizer, system, page, NAMED, rng), decision) for page in pages[:MEASURED_PAGES]]
-    model = make_model(tokenizer, hidden=128, layers=2, seed=seed, deviation=DEVIATION)
-    how = WarmUp(target=0.92, max_steps=900, learning_rate=2e-3, seed=seed)
-    warm_up(model, tokenizer, learned, measured, how, output)
+    learned = [further(begin) for begin in rng.choices([*SHARES], [*SHARES.values()], k=DECISIONS)]
+    learned += [without_token(further(NAMED), decision) for _ in range(ACTIONS)]
+    tested = [without_token(lesson(tokenizer, system, page, NAMED, rng), decision) for page in measured]
+    model = make_model(tokenizer, hidden=128, layers=2, seed=seed)
+    # At twice the learning rate it takes twice as long to learn where a color stands.
+    how = WarmUp(target=0.95, max_steps=2500, learning_rate=5e-4, seed=seed)
+    warm_up(model, tokenizer, learned, tested, how, output)
 
 
 if __name__ == "__main__":
