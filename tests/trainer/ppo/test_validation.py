@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-from verl_tool.trainer.ppo.validation import INVALID, summarise_valid
+from verl_tool.trainer.ppo.validation import INVALID, main_results_by_source, summarise_valid
 
 
 def mean_of_acc(sources, uids, columns, turns):
@@ -31,3 +31,13 @@ def test_all_rows_count_if_none_is_invalid():
 def test_no_mean_of_nothing():
     told = summarise_valid(mean_of_acc, ["a"], ["1"], {"acc": [math.nan], "reward_fault": ["gone"]}, [])
     assert told == {INVALID: 1.0}
+
+
+def test_sources_of_one_owner_are_told_apart():
+    metrics = {
+        "val-core/openai/gsm8k/acc/mean@1": 0.5,
+        "val-core/openai/other/acc/mean@4": 0.25,
+        "val-core/own/acc/mean@1": 1,
+    }
+    metrics |= {"val-core/own/acc/best@4/mean": 0.9, "val-aux/own/acc/mean@1": 0.1}
+    assert main_results_by_source(metrics) == {"openai/gsm8k": 0.5, "openai/other": 0.25, "own": 1.0}

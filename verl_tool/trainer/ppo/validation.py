@@ -37,9 +37,10 @@ def summarise_valid(
 
 
 def main_results_by_source(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the main result of a validation for each data source: verl's ``val-core/SOURCE/WHAT/mean@N``."""
+    """Return the main result of a validation for each data source: verl's ``val-core/SOURCE/WHAT/mean@N``. A source may
+    have slashes in its name, as ``openai/gsm8k``."""
     return {
-        name.split("/")[1]: float(value)
+        name.removeprefix("val-core/").rsplit("/", 2)[0]: float(value)
         for name, value in metrics.items()
         if name.startswith("val-core/") and "/mean@" in name
     }
