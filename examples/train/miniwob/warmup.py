@@ -89,20 +89,20 @@ async def open_pages(rows: Sequence[Mapping[str, Any]]) -> list[RenderedPage]:
     """Open the pages of rows in the environment, some at a time."""
     environment = MiniWobEnvironment(describe_actions=False)
     await environment.start()
-    waiting, pages = iter(rows), []
+    waiting, pages = iter(enumerate(rows)), dict[int, RenderedPage]()
 
     async def worker() -> None:
-        for row in waiting:
+        for number, row in waiting:
             arguments = row["extra_info"]["tools_kwargs"]["environment"]
             session, opening = await environment.begin("", json.loads(arguments))
-            pages.append(read_page(opening.messages[0]["content"]))
+            pages[number] = read_page(opening.messages[0]["content"])
             await environment.end(session)
 
     try:
         await asyncio.gather(*(worker() for _ in range(CONTEXTS)))
     finally:
         await environment.close()
-    return pages
+    return [pages[number] for number in range(len(rows))]
 
 
 def build_tokenizer(pages: Sequence[RenderedPage], system: str) -> PreTrainedTokenizerBase:
