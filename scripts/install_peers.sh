@@ -46,7 +46,7 @@ fi
 if is_chosen inspect; then
     install_python python3 inspect inspect-ai==0.3.285 openai==3.57.0
 fi
-for peer in gem:gem-llm==0.1.0 textarena:textarena==0.7.4 skyrl_gym:skyrl-gym==0.4.0 textworld:textworld==1.7.0; do
+for peer in gem:gem-llm==0.1.0 textarena:textarena==0.7.4 skyrl_gym:skyrl-gym==0.4.0 textworld:textworld==1.7.0 gymnasium:gymnasium==1.4.0; do
     if is_chosen "${peer%%:*}"; then install_python python3 "${peer%%:*}" "${peer#*:}"; fi
 done
 if is_chosen nemo_gym; then

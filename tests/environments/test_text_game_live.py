@@ -1,7 +1,7 @@
 """Text games of the packages themselves, each in its own virtual environment.
 
-``VERL_TOOL_PEERS`` is the folder of `scripts/install_peers.sh` with the environments gem, textarena, skyrl_gym and
-textworld.
+``VERL_TOOL_PEERS`` is the folder of `scripts/install_peers.sh` with the environments gem, textarena, skyrl_gym,
+textworld and gymnasium.
 """
 
 from __future__ import annotations
@@ -125,6 +125,51 @@ async def test_skyrl_gym_plays_a_row() -> None:
     assert [result.done for result in results] == [False, False, True]
     assert "####" in results[0].observation
     assert verdict == pytest.approx(1.0 + results[1].reward)
+
+
+RISING = """
+import gymnasium
+
+
+class Rising(gymnasium.Env):
+    action_space = observation_space = gymnasium.spaces.Text(99)
+
+    def __init__(self, top):
+        self.top = top
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.last = int(self.np_random.integers(self.top))
+        return f"Say more than {self.last}.", {}
+
+    def step(self, action):
+        rises = action.isdigit() and int(action) > self.last
+        return "Right." if rises else "No.", float(rises), rises, False, {}
+
+
+gymnasium.register("Rising-v0", Rising, max_episode_steps=2)
+"""
+
+
+async def test_gymnasium_plays_a_game_that_a_file_registers(tmp_path: Path) -> None:
+    (tmp_path / "rising.py").write_text(RISING)
+    name = f"gymnasium:{tmp_path}/rising.py:Rising-v0"
+    async with served(python=peer_python("gymnasium"), environment=name) as tools:
+        played = [await play(tools, ["x", "99"], seed=seed, make={"top": 50}) for seed in (1, 1, 2)]
+        assert played[0][0] == played[1][0] != played[2][0]
+        assert [(r.observation, r.reward, r.done) for r in played[0][1]] == [("No.", 0.0, False), ("Right.", 1.0, True)]
+        _, results, verdict = await play(tools, ["x", "y", "99"], seed=3, make={"top": 50})
+        assert (len(results), results[-1].done, verdict) == (2, True, 0.0)  # gymnasium's limit of steps
+
+
+async def test_gymnasium_without_text_is_refused(tmp_path: Path) -> None:
+    python = peer_python("gymnasium")
+    async with served(python=python, environment="gymnasium:Blackjack-v1") as tools:
+        [begun] = await tools.step([StepRequest("t", "", 0, extra={ENVIRONMENT_FIELD: {"seed": 1}})])
+    assert begun.fault is not None
+    assert "wrap the environment" in begun.fault.message
+    with pytest.raises(Exception, match="has no environment 'Rising-v0'"):
+        await TextGame(python=python, environment="gymnasium:Rising-v0").check_needs()
 
 
 async def test_textworld_plays_a_compiled_game(tmp_path: Path) -> None:

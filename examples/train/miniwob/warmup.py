@@ -36,9 +36,9 @@ SHARES = {NAMED: 5, ANY: 15}
 SHOWN_PAGES = 240
 """Pages that are opened for the lessons."""
 MEASURED_PAGES = 48
-DECISIONS, ACTIONS = 6000, 4000
+DECISIONS, ACTIONS = 4000, 8000
 """Lessons in what players do, and further ones in acting on what the instruction names."""
-COLORS_SHARE = 0.5
+COLORS_SHARE = 0.7
 """Part of the lessons that are of pages with colors in any case: they take the longest to learn."""
 CONTEXTS = 6
 VOCABULARY = 400

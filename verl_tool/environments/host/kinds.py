@@ -274,7 +274,11 @@ def _load_textworld(path: str) -> Maker:
 
 
 def _load_gymnasium(name: str) -> Maker:
+    """``NAME``, or ``module:NAME`` or ``path/file.py:NAME`` of what registers it."""
     gymnasium = importlib.import_module("gymnasium")
+    source, _, name = name.rpartition(":")
+    if source:
+        _import(source)
     _check_known(name, gymnasium.registry, "gymnasium")
     return lambda make: GymnasiumLike(gymnasium.make(name, **make))
 
@@ -301,17 +305,20 @@ def _check_known(name: str, registry: Any, kind: str) -> None:
 def _load_factory(name: str) -> Callable[..., Any]:
     """Import ``module:attribute`` or ``file.py:attribute``."""
     source, _, attribute = name.rpartition(":")
-    if source.endswith(".py"):
-        module_name = f"verl_tool_game_{os.path.basename(source)[:-3]}"
-        spec = importlib.util.spec_from_file_location(module_name, source)
-        if spec is None or spec.loader is None or not os.path.isfile(source):
-            raise KindError(f"{name!r}: there is no file {source}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module
-        spec.loader.exec_module(module)
-    else:
-        module = importlib.import_module(source)
-    factory = getattr(module, attribute, None)
+    factory = getattr(_import(source), attribute, None)
     if not callable(factory):
         raise KindError(f"{name!r}: {source} has no function or class {attribute}")
     return factory
+
+
+def _import(source: str) -> Any:
+    """Import a module, or a file whose name ends with ``.py``."""
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
+    name = f"verl_tool_game_{os.path.basename(source)[:-3]}"
+    spec = importlib.util.spec_from_file_location(name, source)
+    if spec is None or spec.loader is None or not os.path.isfile(source):
+        raise KindError(f"there is no file {source}")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
