@@ -131,6 +131,36 @@ async def test_a_wrong_action_ends_it_and_no_second_try_counts(environment: Mini
 
 @slow
 @in_module
+@pytest.mark.parametrize("right", [True, False])
+async def test_a_second_click_on_what_ended_it_does_not_begin_another_one(
+    environment: MiniWobEnvironment, right: bool
+) -> None:
+    session, shown = await begin(environment, "click-test-2", 2)
+    asked = re.match(r"Click button (\w+)", shown)
+    assert asked
+    word = asked[1] if right else next(word for word in ("ONE", "TWO") if word != asked[1])
+    button = number_of(shown, f'button "{word}"')
+    result = await play(environment, session, f"dblclick({button})")
+    assert (result.done, result.reward) == (True, 1.0 if right else -1.0)
+    await environment.end(session)
+
+
+@slow
+@in_module
+async def test_a_context_is_not_used_without_end(environment: MiniWobEnvironment, monkeypatch: Any) -> None:
+    monkeypatch.setattr("verl_tool.environments.miniwob._MAX_EPISODES", 2)
+    used = []
+    for seed in range(3):
+        session, _ = await begin(environment, "click-test", seed)
+        used.append(session.browser)
+        session.browser.resets += 2 * (seed == 1)
+        await environment.end(session)
+    assert used[1] is not used[2]
+    assert used[1] not in environment._idle
+
+
+@slow
+@in_module
 async def test_what_does_not_solve_it_gives_no_reward(environment: MiniWobEnvironment) -> None:
     session, _ = await begin(environment, "enter-text", 3)
     for text in (
@@ -222,5 +252,5 @@ def test_rows_take_pages_in_turn() -> None:
         {"name": "miniwob", "page": "click-color", "seed": 8},
         {"name": "miniwob", "page": "click-test", "seed": 9},
     ]
-    assert not [*columns_are_there([Row(row, "a row") for row in rows], ("reward_model",))]
+    assert not [*columns_are_there([Row("a row", row) for row in rows], ("reward_model",))]
     assert list(read_rows("", count=3)) == []

@@ -87,6 +87,8 @@ class BrowserSession:
         self._tabs: list[Tab] = []
         self._active = 0
         self._next_number = 1
+        self.resets = 0
+        """How often it was used anew."""
         self._opening = asyncio.Lock()
         """Held while a tab is opened for the model: its page is no popup."""
         self._popups: set[asyncio.Task[None]] = set()
@@ -214,6 +216,7 @@ class BrowserSession:
     def reset(self) -> None:
         """Number elements anew, and forget what was said."""
         self._next_number, self.message = 1, None
+        self.resets += 1
         self._notes.clear()
         self.tab.notes.clear()
 

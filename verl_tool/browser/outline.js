@@ -145,7 +145,7 @@
         const isSvg = node instanceof SVGElement;
         const color = !name || isSvg ? colorOf(style, node.parentElement, isSvg) : "";
         if (isSvg) hint += " " + node.localName;
-        else if (!name && leaf) hint += " " + clip(node.id || String(node.className), 40);
+        else if (!name && leaf) hint += " " + clip(node.id || String(node.className), 40).replace(/[^\p{L}\p{N}_ -]/gu, "");
         if (color) hint += " " + color;
       }
       const line = `[${idOf(node)}] ${shownRole}${name ? " " + JSON.stringify(name) : ""}${hint.trimEnd()}${statesOf(node, role)}`;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +150,8 @@ class Tab:
         self._dialogs += 1
         leaves = dialog.type in ("alert", "beforeunload")
         if dialog.type != "beforeunload":
-            self.note(f'the page opened the {dialog.type} "{dialog.message[:_NOTE_CHARACTERS]}", which was closed')
+            message = dialog.message[:_NOTE_CHARACTERS]
+            self.note(f"the page opened the {dialog.type} {json.dumps(message, ensure_ascii=False)}, which was closed")
         if self._dialogs == MAX_DIALOGS:
             self.note(f"the page opened {MAX_DIALOGS} dialogs and was closed")
             task = asyncio.create_task(self.close())

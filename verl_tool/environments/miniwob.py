@@ -55,7 +55,10 @@ _NOT_PLAYED = (
 _BEGIN_SECONDS = 60.0
 _READY_SECONDS = 2.0
 _LOST_REWARD = -1.0
-"""Of an episode whose page hangs, crashes or was left: only what is played on it makes it do so."""
+"""Of an episode whose page hangs, crashes or was left: what is played on it makes it do so, or a machine too slow for
+the deadlines."""
+_MAX_EPISODES = 50
+"""Of a context, whose process may take so much time (`PageMonitor`) and memory in all."""
 _MAX_IDLE = 16
 """Contexts that wait for another episode."""
 _FENCE = re.compile(r"```[a-z]*\s(.*?)```|<browser>(.*?)(?:</browser>|$)", re.DOTALL)
@@ -64,7 +67,9 @@ _BEGIN = """(seed) => {
   core.EPISODE_MAX_TIME = 2 ** 31 - 1;
   Math.seedrandom(seed);
   core.startEpisodeReal();
+  core.startEpisodeReal = () => {};
 }"""
+"""Begins the only episode: a click on the cover that the page lays over a task's end would begin another one."""
 _INSTRUCTION = "() => WOB_TASK_READY ? String(core.getUtterance().utterance ?? core.getUtterance()) : null"
 _RESULT = "(page) => page.WOB_EPISODE_ID > 0 || page.WOB_DONE_GLOBAL ? page.WOB_RAW_REWARD_GLOBAL : null"
 
@@ -180,7 +185,7 @@ class MiniWobEnvironment(Environment):
 
     async def end(self, session: MiniWobSession) -> None:
         browser = session.browser
-        if browser.is_fresh and len(self._idle) < _MAX_IDLE:
+        if browser.is_fresh and browser.resets < _MAX_EPISODES and len(self._idle) < _MAX_IDLE:
             self._idle.append(browser)
         else:
             await browser.close()
