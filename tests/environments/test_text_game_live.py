@@ -19,7 +19,7 @@ import pytest
 from peer_programs import peer_python
 
 from verl_tool.environments.text_game import TextGame
-from verl_tool.protocol import ENVIRONMENT_FIELD, KEEP_FIELD, VERDICT_FIELD, StepRequest, StepResult
+from verl_tool.protocol import ENVIRONMENT_FIELD, KEEP_FIELD, VERDICT_FIELD, FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.toolset import ToolSet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -112,6 +112,19 @@ async def test_textarena_refuses_a_second_player_without_an_opponent(tmp_path: P
         assert "Player 1" in results[0].observation
         assert results[-1].done
         assert verdict == -1.0
+
+
+async def test_an_opponent_that_raises_gives_its_turn_to_nobody(tmp_path: Path) -> None:
+    opponent = tmp_path / "nim.py"
+    opponent.write_text("def take(text, rng):\n    raise ValueError('no move')\n")
+    python = peer_python("textarena")
+    async with served(python=python, environment="textarena:Nim-v0", opponent=f"{opponent}:take") as tools:
+        await tools.step([StepRequest("t", "", 0, extra={ENVIRONMENT_FIELD: {"seed": 1}})])
+        for step in (1, 2):
+            [result] = await tools.step([StepRequest("t", "[0 1]", step, extra={KEEP_FIELD: True})])
+            assert result.fault is not None
+            assert result.fault.kind is FaultKind.TOOL_CRASHED
+            assert "the opponent raised ValueError: no move" in result.fault.message
 
 
 async def test_skyrl_gym_plays_a_row() -> None:

@@ -188,6 +188,8 @@ class TextGame(Environment):
     async def step(self, session: GameSession, call: Call) -> ToolResult:
         action = remove_thoughts(call.input)
         answer = await self._ask(session, {"action": action}, self.options.step_seconds, FaultKind.STATE_LOST)
+        if "failed" in answer:
+            raise ToolFault(FaultKind.TOOL_CRASHED, answer["failed"], retryable=False)
         session.steps += 1
         late = session.steps >= self.options.max_steps
         if "raised" in answer or "unread" in answer:

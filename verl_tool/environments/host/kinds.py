@@ -27,6 +27,10 @@ class KindError(Exception):
     """An environment cannot be served; the message says why, and what to do."""
 
 
+class GameFailedError(Exception):
+    """The game cannot go on."""
+
+
 class HostedGame:
     """One episode of an environment."""
 
@@ -122,6 +126,7 @@ class TextArenaGame(HostedGame):
 
     def __init__(self, env: Any, opponent: Callable[[str, random.Random], str] | None) -> None:
         self._env, self._opponent = env, opponent
+        self._failed: str | None = None
         self._inner = env
         while hasattr(self._inner, "env"):
             self._inner = self._inner.env
@@ -135,6 +140,8 @@ class TextArenaGame(HostedGame):
         return [{"role": "user", "content": self._take_messages()}]
 
     def step(self, action: str) -> tuple[str, float | None, bool]:
+        if self._failed is not None:
+            raise GameFailedError(self._failed)
         done, _ = self._env.step(action=action)
         if not done and not self._play_opponent():
             return self._take_messages(), None, False
@@ -154,7 +161,13 @@ class TextArenaGame(HostedGame):
                 return False
             if self._opponent is None:
                 raise KindError(f"it is the turn of player {player}, and there is no opponent")
-            if self._env.step(action=str(self._opponent(text, self._random)))[0]:
+            try:
+                move = str(self._opponent(text, self._random))
+            except Exception as error:
+                # It is the opponent's turn still, and the next action would be played for it.
+                self._failed = f"the opponent raised {type(error).__name__}: {error}"
+                raise GameFailedError(self._failed) from error
+            if self._env.step(action=move)[0]:
                 return True
 
     def _take_messages(self) -> str:
