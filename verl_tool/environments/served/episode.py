@@ -43,6 +43,7 @@ MAX_WAITING = 16
 START_SECONDS = 30.0
 """For the tool server's first answer."""
 GRADER_FAILED = "the grader failed"
+AUDIO_LEFT_OUT = "[audio was left out: it cannot be sent here]"
 _SWEEP_SECONDS = 5.0
 _KNOWN_SECONDS = 60.0
 """How long the list of tools is kept."""
@@ -193,17 +194,9 @@ class ServedEpisode:
                 return CallOutcome(f"Error: {fault.message}", is_error=True, error=kind, done=True)
             self.is_over = result.done
             is_error = not result.valid or bool((result.metrics or {}).get("error"))
-            images = self._images(name, result)
-            return CallOutcome(
-                result.observation, is_error=is_error, reward=result.reward, done=result.done, images=images
-            )
-
-    def _images(self, name: str, result: StepResult) -> tuple[str, ...]:
-        """Data URIs of the images of an answer. Raises EpisodeLostError for audio."""
-        if result.audio:
-            raise self._lose(f"tool {name} answers with audio, which is not carried; serve tools that answer in text")
-        images = result.image if isinstance(result.image, list | tuple) else [result.image] if result.image else []
-        return tuple(image if isinstance(image, str) else to_wire(image) for image in images)
+            # What a policy can have a tool answer must not end its session.
+            text = "\n".join([result.observation, *[AUDIO_LEFT_OUT] * bool(result.audio)])
+            return CallOutcome(text, is_error=is_error, reward=result.reward, done=result.done, images=_images(result))
 
     async def _make_grade(self, row: TaskRow, turns: Sequence[str]) -> RowGrade:
         async with self._lock:
@@ -247,6 +240,12 @@ class ServedEpisode:
     def _reject_lost(self) -> None:
         if self._lost is not None:
             raise EpisodeLostError(self._lost)
+
+
+def _images(result: StepResult) -> tuple[str, ...]:
+    """Data URIs of the images of an answer."""
+    images = result.image if isinstance(result.image, list | tuple) else [result.image] if result.image else []
+    return tuple(image if isinstance(image, str) else to_wire(image) for image in images)
 
 
 class ServedEpisodes:

@@ -44,6 +44,7 @@ from verl_tool.util.atomic_files import atomic_write
 COOKIE = "verl_tool_session"
 ROW_FIELD = "verl_tool"
 """Field of a row: ``{"rows": digest of the file, "row": number}``."""
+IMAGE_LEFT_OUT = "[an image was left out: outputs of tools are text here]"
 MAX_BODY_BYTES = 16 << 20
 """`/verify` gets everything that the policy read and wrote."""
 MAX_GRADED = 4096
@@ -196,15 +197,14 @@ class NemoGymApp(ServedApp):
         tool = request.path_params["tool"]
         try:
             outcome = await episode.call(tool, arguments)
-            if outcome.images:
-                raise EpisodeLostError(f"tool {tool} answers with an image, and outputs of tools are text here")
         except EpisodeError as error:
             raise HttpError(422, "bad_request", str(error)) from None
         except EpisodeLostError as error:
             self._end(episode, RowGrade(failure=str(error)), "session_lost")
             raise _lost(str(error)) from None
         status = 404 if outcome.error == "tool_not_found" else 422 if outcome.is_error else 200
-        return Response(outcome.text, status, media_type="text/plain")
+        text = "\n".join([outcome.text, *[IMAGE_LEFT_OUT] * len(outcome.images)])
+        return Response(text, status, media_type="text/plain")
 
     async def _verify(self, request: Request) -> Response:
         body = read_object(request, 422)
