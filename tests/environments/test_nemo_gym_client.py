@@ -123,6 +123,14 @@ async def test_a_call_that_the_server_cannot_read_is_an_observation() -> None:
     assert crashed.metrics["error"] == 1.0
 
 
+@pytest.mark.parametrize("status", [302, 401, 403])
+async def test_a_call_that_a_tool_forbids_is_an_observation(status: int) -> None:
+    turns = [hermes("get_counter_value"), "?"]
+    trajectory = await play(counter_gym(get_counter_value=(status, "not yours")), turns, COUNTER["row"])
+    assert trajectory.fault is None
+    assert "not yours" in trajectory.turn_calls[0].observation
+
+
 async def test_what_only_the_verifier_needs_is_sent_at_the_end(tmp_path: Path) -> None:
     source = tmp_path / "example.jsonl"
     source.write_text(json.dumps(COUNTER["row"]) + "\n")

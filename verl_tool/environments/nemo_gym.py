@@ -54,6 +54,8 @@ KEEP_ALIVE_PROBES = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (sock
 _TOOL_NAME = re.compile(r"[\w.-]{1,128}")
 _FAILING = (429, 502, 503, 504)
 """Statuses of a server that is busy, or of what stands between."""
+_ROUTES = ("/seed_session", "/reset", "/step", "/verify", "/close")
+"""Those of the protocol; any other is a tool's."""
 _UNKNOWN = (404, 405, 422)
 """Statuses of a call that the server cannot read."""
 _LOST_SESSIONS = ("session_lost", "session_expired")
@@ -290,7 +292,8 @@ class NemoGymEnvironment(Environment):
             raise ToolFault(FaultKind.STATE_LOST, words, retryable=False) from error
         self._check_alive(session)
         session.cookies.update({name: morsel.value for name, morsel in cookies.items()})
-        if status in (401, 403) or 300 <= status < 400 or status in _FAILING:
+        # A tool says by any other status what it thinks of the call.
+        if status in _FAILING or (path in _ROUTES and (status in (401, 403) or 300 <= status < 400)):
             raise self._unexpected(path, status, answer)
         return status, answer
 
