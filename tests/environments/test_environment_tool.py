@@ -230,3 +230,19 @@ def test_the_ground_truth_of_a_row_is_what_the_environment_judges_by() -> None:
         verification_of(row, "row 0")
     with pytest.raises(ConfigError, match=r"row 0.*an object"):
         verification_of({"style": "environment", "ground_truth": "3"}, "row 0", in_environment=True)
+
+
+@pytest.mark.parametrize("judges", [False, True])
+async def test_a_reward_that_is_no_number_may_be_the_policys_doing(judges: bool) -> None:
+    if judges:
+        trajectory = await play(
+            [ShopEnvironment()], ["nan"], {"prices": {}}, {"answer": 1, "factor": "nan"}, question="?"
+        )
+        fault = trajectory.verdict and trajectory.verdict.fault
+    else:
+        trajectory = await play([GuessEnvironment()], ["nan"], {"secret": 7})
+        fault = trajectory.fault
+    assert fault is not None
+    assert fault.kind is FaultKind.TOOL_CRASHED
+    assert "no finite number" in fault.message
+    assert trajectory.excluded is None

@@ -42,6 +42,8 @@ class GuessEnvironment(Environment):
         session.guesses.append(call.input)
         if call.input == "boom":
             raise ToolFault(FaultKind.STATE_LOST, "the connection broke", retryable=False)
+        if call.input == "nan":
+            return ToolResult("What?", reward=float("nan"), role="user")
         if call.input == "crash":
             raise ValueError("a bug")
         if not call.input.strip().isdigit():
@@ -61,7 +63,8 @@ class ShopEnvironment(Environment):
 
     async def begin(self, trajectory_id: str, arguments: Mapping[str, Any]) -> tuple[dict[str, int], Opening]:
         prices = dict(arguments["prices"])
-        parameters = {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]}
+        items = {"type": "string", "description": f"One of {', '.join(prices)}.", "enum": [*prices]}
+        parameters = {"type": "object", "properties": {"item": items}, "required": ["item"]}
         tool = ToolDescription(name="price_of", description=f"Prices of {', '.join(prices)}.", parameters=parameters)
         return prices, Opening(tools=[tool])
 
@@ -72,4 +75,5 @@ class ShopEnvironment(Environment):
     async def verdict(
         self, session: dict[str, int], text: str, data: Mapping[str, Any], rewards: list[float]
     ) -> Verdict:
-        return Verdict(float(str(data["answer"]) in text) + sum(rewards), told=f"read {text!r}")
+        reward = (float(str(data["answer"]) in text) + sum(rewards)) * float(data.get("factor", 1))
+        return Verdict(reward, told=f"read {text!r}")

@@ -397,9 +397,14 @@ class Episode:
 def _without_control_tokens(opening: Opening, control_tokens: ControlTokens) -> Opening:
     """Return `opening` with the control tokens in its texts broken up, as in observations."""
 
-    def escape(text: Any) -> Any:
-        return next(control_tokens.escaped_forms(text)) if isinstance(text, str) else text
+    def escape(value: Any) -> Any:
+        if isinstance(value, str):
+            return next(control_tokens.escaped_forms(value))
+        if isinstance(value, Mapping):
+            return {escape(name): escape(each) for name, each in value.items()}
+        return [escape(each) for each in value] if isinstance(value, list) else value
 
     messages = [{**message, "content": escape(message.get("content"))} for message in opening.messages]
-    tools = [tool.model_copy(update={"description": escape(tool.description)}) for tool in opening.tools]
+    read = ("name", "description", "parameters")
+    tools = [tool.model_copy(update={name: escape(getattr(tool, name)) for name in read}) for tool in opening.tools]
     return opening.model_copy(update={"messages": messages, "tools": tools})

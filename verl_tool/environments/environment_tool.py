@@ -107,15 +107,19 @@ class Environment(Tool):
         state.done = result.done
         if result.reward is not None:
             if not math.isfinite(result.reward):
-                words = f"{self.name} gave the reward {result.reward!r}, which is no finite number"
-                raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
+                raise _not_finite(self.name, result.reward)
             state.rewards.append(result.reward)
         return result
 
     async def judge(self, state: EnvironmentState, text: str, verification: EnvironmentVerification) -> Verdict:
         verdict = await self.verdict(state.session, text, verification.data, list(state.rewards))
         if verdict.reward is not None and not math.isfinite(verdict.reward):
-            words = f"{self.name} gave the reward {verdict.reward!r}, which is no finite number"
-            raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
+            raise _not_finite(self.name, verdict.reward)
         counts = {"env_steps": float(state.steps), "env_invalid_steps": float(state.invalid_steps)}
         return Verdict(verdict.reward, verdict.told, {**counts, **verdict.numbers}, verdict.fault)
+
+
+def _not_finite(name: str, reward: float) -> ToolFault:
+    """What the policy wrote may have brought it about, such as ``nan`` in a game of numbers."""
+    words = f"{name} gave the reward {reward!r}, which is no finite number"
+    return ToolFault(FaultKind.TOOL_CRASHED, words, retryable=False)
