@@ -277,7 +277,43 @@ async def test_an_unfinished_thought_of_the_users_model_is_a_fault_and_stays_hid
     assert played.fault.kind is FaultKind.MISCONFIGURED
     assert "raise max_tokens" in played.fault.message
     assert played.excluded is Excluded.FAULT
-    assert len(endpoint.requests) == 2 - at_first
+    assert len(endpoint.requests) == (1 if at_first else 3)
+
+
+async def test_a_policy_that_makes_the_users_model_think_too_long_is_not_left_out() -> None:
+    def think(messages: list[dict[str, str]]) -> str | int | None:
+        return "<think>" + "Hm. " * 1000 if "digits" in messages[-1]["content"] else buyer(messages)
+
+    async with PlayedUser(think) as endpoint, Dialogues([UserEnvironment(base_url=endpoint.base_url)]) as dialogues:
+        played = await dialogues.play(["How many?", "Say the digits of pi."], ROW, {"outputs": ["24"]})
+    assert played.fault is not None
+    assert played.fault.kind is FaultKind.TOOL_CRASHED
+    assert played.excluded is not Excluded.FAULT
+
+
+async def test_a_database_that_is_not_json_any_more_is_wrong(tmp_path: Path) -> None:
+    domain = tmp_path / "scale.py"
+    domain.write_text(
+        """
+from verl_tool.servers.tools import tool
+
+
+def initial_database():
+    return {}
+
+
+@tool
+def weigh(database: dict, kilos: float) -> str:
+    \"""Weigh it.\"""
+    database["pounds"] = 2.2 * kilos
+    return "done"
+"""
+    )
+    truth = {"actions": [{"name": "weigh", "arguments": {"kilos": 1.0}}]}
+    async with Dialogues([UserEnvironment(domain=domain)]) as dialogues:
+        played = await dialogues.play([write_call("weigh", kilos=1e308), "24 pounds"], {"script": SCRIPT}, truth)
+    assert played.verdict is not None
+    assert (played.verdict.score, played.verdict.numbers["state_right"]) == (0.0, 0.0)
 
 
 async def test_a_message_of_the_users_model_ends_at_an_unfinished_thought() -> None:

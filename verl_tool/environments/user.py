@@ -197,7 +197,6 @@ class UserEnvironment(Environment):
             return await self._domain.call(session.database, call)
         turn = SpokenMessage(False, readable(call.input, self.options.max_characters))
         if sum(message.by_user for message in session.conversation) > self.options.max_turns:
-            session.conversation.append(turn)
             return ToolResult(done=True, role="user", metrics={"user_left": 1.0})
         reply = await session.user.reply([*session.conversation, turn])
         session.conversation += [turn, SpokenMessage(True, reply.text)]
@@ -214,8 +213,7 @@ class UserEnvironment(Environment):
             numbers["outputs_right"] = float(right and not wrong)
         if truth.actions is not None or truth.state is not None:
             expected = await self._expected_hash(session, truth)
-            found = await asyncio.to_thread(state_hash, session.database)
-            numbers["state_right"] = float(found == expected)
+            numbers["state_right"] = float(await asyncio.to_thread(_has_hash, session.database, expected))
         return Verdict(min(numbers.get("outputs_right", 1.0), numbers.get("state_right", 1.0)), numbers=numbers)
 
     async def fork_state(self, state: EnvironmentState) -> EnvironmentState:
@@ -284,3 +282,11 @@ def _read(model: type[_M], data: Mapping[str, Any], where: str) -> _M:
 
 def _misconfigured(words: str) -> ToolFault:
     return ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
+
+
+def _has_hash(database: Mapping[str, Any], expected: str) -> bool:
+    """Whether the database has this hash. A call can leave in it what is not JSON, such as an infinite number."""
+    try:
+        return state_hash(database) == expected
+    except ToolFault:
+        return False

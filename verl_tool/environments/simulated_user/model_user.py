@@ -33,7 +33,7 @@ Rules:
 GREETING = "Hi! How can I help you today?"
 """Stands before the user's first message, as in tau-bench (https://github.com/sierra-research/tau-bench)."""
 _NEUTRAL = "I see."
-"""Stands for the policy's turns where the question is whether the endpoint answers at all."""
+"""Stands for the policy's turn where the question is whether the endpoint answers at all."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class UserModel:
         request_seconds: float,
         total_seconds: float,
     ) -> None:
-        self.stop = stop
+        self.stop, self.max_tokens = stop, sampling.max_tokens
         self._service, self._store, self._sampling = service, store, sampling
         self._request_seconds, self._total_seconds = request_seconds, total_seconds
 
@@ -107,12 +107,6 @@ class UserModel:
         text = _text_of(answer)
         if text is None:
             raise self._service.malformed(answer)
-        if not text and answer["choices"][0].get("finish_reason") == "length":
-            words = (
-                f"the user's model thinks for more than max_tokens={self._sampling.max_tokens} tokens and answers "
-                "nothing; raise max_tokens, or turn its thoughts off"
-            )
-            raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
         return text
 
 
@@ -129,7 +123,7 @@ class ModelUser:
             return Reply(self._first)
         text = await self._model.answer(self._messages(conversation))
         if not text:
-            await self._check_endpoint(conversation)
+            await self._check_endpoint(conversation[:1])
             raise ToolFault(
                 FaultKind.TOOL_CRASHED, "the user's model has no answer to what the policy wrote", retryable=False
             )
@@ -145,11 +139,14 @@ class ModelUser:
         chat = [{"role": role, "content": text or "..."} for role, text in zip(roles, texts, strict=True)]
         return [{"role": "system", "content": self._system}, *chat]
 
-    async def _check_endpoint(self, conversation: Sequence[SpokenMessage]) -> None:
+    async def _check_endpoint(self, beginning: Sequence[SpokenMessage]) -> None:
         """Raises ToolFault if there is no answer without the policy's words either: then they are not the reason."""
-        neutral = [m if m.by_user else SpokenMessage(False, _NEUTRAL) for m in conversation]
+        neutral = [*beginning, *[SpokenMessage(False, _NEUTRAL)] * bool(beginning)]
         if not await self._model.answer(self._messages(neutral)):
-            words = "the user's model answers nothing, whatever the policy writes; see to base_url and model"
+            words = (
+                "the user's model answers nothing, whatever the policy writes; see to base_url and model, raise "
+                f"max_tokens={self._model.max_tokens}, or turn its thoughts off"
+            )
             raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
 
 
