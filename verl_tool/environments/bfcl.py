@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -58,7 +59,7 @@ class BfclOptions(ToolOptions):
     """Deadline of a call."""
     memory_mb: int = Field(default=1024, ge=64)
     """Address space of an episode's process, megabytes of 2**20 bytes."""
-    cpu_seconds: int = Field(default=60, ge=1)
+    cpu_seconds: int = Field(default=15, ge=1)
     """Processor time of an episode."""
 
 
@@ -99,7 +100,7 @@ class BfclEnvironment(Environment):
             raise StartError("environment bfcl needs the option python, an interpreter that has bfcl-eval")
         self._folder = Path(tempfile.mkdtemp(prefix="bfcl"))
         limits = (str(self.options.memory_mb << 20), str(self.options.cpu_seconds))
-        command = [str(self.options.python), "-I", str(PROGRAM), "serve", str(self._socket), *limits]
+        command = [_absolute(str(self.options.python)), "-I", str(PROGRAM), "serve", str(self._socket), *limits]
         try:
             with open(self._folder / "stderr", "wb") as log:  # noqa: ASYNC230 - an empty file, once
                 self._process = await asyncio.create_subprocess_exec(
@@ -165,11 +166,18 @@ class BfclEnvironment(Environment):
         if not isinstance(truth, list) or len(truth) != len(session.entry["question"]):
             words = "the ground truth needs turns, a list of calls for each message of the user"
             raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
-        answer = await self._ask(session, {"turns": session.turns, "truth": truth})
-        if "error" in answer:
-            raise ToolFault(FaultKind.MISCONFIGURED, f"bfcl-eval's checker: {answer['error']}", retryable=False)
+        answer = await self._ask(session, {"turns": session.turns, "truth": truth}, self.verdict_seconds)
+        if "error" in answer or "crashed" in answer:  # by the row, or by the policy's calls, which run again
+            kind = FaultKind.MISCONFIGURED if "error" in answer else FaultKind.TOOL_CRASHED
+            words = f"bfcl-eval's checker: {answer.get('error') or answer['crashed']}"
+            raise ToolFault(kind, words, retryable=False)
         why = "" if answer["valid"] else f"{answer['error_type']}: {answer['error_message']}"
         return Verdict(float(bool(answer["valid"])), told=why, numbers={"user_turns": float(len(session.turns))})
+
+    @property
+    def verdict_seconds(self) -> float:
+        """Long enough for calls that use up `cpu_seconds` on a busy machine: their process is ended before."""
+        return max(self.options.call_seconds, 4.0 * self.options.cpu_seconds)
 
     async def end(self, session: BfclSession) -> None:
         session.writer.close()
@@ -205,14 +213,18 @@ class BfclEnvironment(Environment):
             texts += [f"{json.dumps(shown)}\n{ADDED}"]
         return ToolResult("\n".join(texts), role="user")
 
-    async def _ask(self, session: BfclSession, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises ToolFault: an episode's own process ends by what its policy made it do, unless the server ended."""
+    async def _ask(
+        self, session: BfclSession, question: Mapping[str, Any], seconds: float | None = None
+    ) -> dict[str, Any]:
+        """Send a question and wait for `seconds` (default: `call_seconds`). Raises ToolFault: an episode's own process
+        ends by what its policy made it do, unless the server ended."""
+        seconds = seconds or self.options.call_seconds
         try:
             session.writer.write(json.dumps(question).encode() + b"\n")
             await session.writer.drain()
-            line = await asyncio.wait_for(session.reader.readline(), self.options.call_seconds)
+            line = await asyncio.wait_for(session.reader.readline(), seconds)
         except asyncio.TimeoutError as error:
-            words = f"bfcl-eval gave no answer within {self.options.call_seconds:g} s (call_seconds)"
+            words = f"bfcl-eval gave no answer within {seconds:g} s (call_seconds)"
             raise ToolFault(FaultKind.TIMEOUT, words, retryable=False) from error
         except (OSError, ValueError):
             line = b""
@@ -231,6 +243,12 @@ class BfclEnvironment(Environment):
         for number, names in missing.items():
             session.later[number] = [described.pop(name) for name in names if name in described]
         session.tools = [*described.values()]
+
+
+def _absolute(python: str) -> str:
+    """The path of an interpreter for a process with another working folder. Links are kept: that of a virtual
+    environment is one."""
+    return os.path.abspath(shutil.which(python) or python)
 
 
 def read_rows(source: str, *, python: str) -> Iterator[dict[str, Any]]:

@@ -87,8 +87,17 @@ class BfclTask:
         turns = [[[checked_call(call) for call in step] for step in turn] for turn in turns]
         turns += [[] for _ in range(len(truth) - len(turns))]
         category = self._entry["id"].rsplit("_", 1)[0]
-        found = importlib.import_module(CHECKER).multi_turn_checker(turns, truth, self._entry, category, MODEL)
+        checker = importlib.import_module(CHECKER)
+        try:
+            found = checker.multi_turn_checker(turns, truth, self._entry, category, MODEL)
+        except Exception as error:  # noqa: BLE001 - it runs the policy's calls again
+            return {"crashed": describe(error)}
         return {name: found.get(name) for name in ("valid", "error_type", "error_message")}
+
+
+def describe(error: Exception) -> str:
+    """Return an exception's type and message."""
+    return f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]
 
 
 class BfclConnection(socketserver.StreamRequestHandler):
@@ -110,7 +119,7 @@ class BfclConnection(socketserver.StreamRequestHandler):
                 else:
                     answer = task.check(question["turns"], question["truth"])
             except Exception as error:  # noqa: BLE001 - functions of the package, with arguments of a policy
-                answer = {"error": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]}
+                answer = {"error": describe(error)}
             self.wfile.write(json.dumps(answer).encode() + b"\n")
 
 
