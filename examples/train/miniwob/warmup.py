@@ -31,7 +31,7 @@ from verl_tool.environments.miniwob import MiniWobEnvironment
 
 NAMED, ONE, ANY = "<think>the", " one</think>", "<think>any</think>"
 """Each is one token. `NAMED` or `ANY` begins a turn: what the model decides for, whatever comes after it."""
-SHARES = {NAMED: 5, ANY: 15}
+SHARES = {NAMED: 4, ANY: 16}
 """Of twenty turns, how many begin how."""
 SHOWN_PAGES = 240
 """Pages that are opened for the lessons."""
