@@ -484,7 +484,8 @@ def grade(spec, code, statuses):
     fixed = [status_of(case, statuses) in (PASSED, XFAIL) for case in spec["fail_to_pass"]]
     still = [status_of(case, statuses) in (PASSED, XFAIL, SKIPPED) for case in spec["pass_to_pass"]]
     expected = spec.get("expected")
-    resolved = all(fixed) and all(still) if expected is None else statuses == expected
+    met = bool(fixed) and all(fixed) and all(still) if expected is None else statuses == expected
+    resolved = bool(statuses) and met  # with no test that must pass, whatever was done would be right
     return {
         "reward": float(resolved),
         "resolved": float(resolved),

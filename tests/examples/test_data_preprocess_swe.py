@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import dataclasses
 import importlib.util
 import json
 import os
@@ -522,6 +523,35 @@ def test_a_row_that_is_wrong_is_named_with_its_column(swe: ModuleType, repositor
     smith = smith_row(repository)
     with pytest.raises(swe.RowError, match=r"the bug is in a hidden test file, ops\.py"):
         swe.READERS["swesmith"]({**smith, "FAIL_TO_PASS": ["ops.py::test_add"]}, 3)
+
+
+def test_a_row_with_nothing_to_solve_is_rejected_by_every_reader(swe: ModuleType, repository: Repository) -> None:
+    r2e = r2e_row(repository)
+    before = json.dumps({"test_mul": "PASSED", "test_add": "FAILED"})
+    internal = internal_row(repository)
+    metadata = internal["responses_create_params"]["metadata"]
+    instance = json.dumps({**json.loads(metadata["instance_dict"]), "fail_to_pass": "[]"})
+    cases = {
+        "swebench": ({**swebench_row(repository), "FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS"),
+        "swegym": ({**swegym_row(repository), "FAIL_TO_PASS": []}, "FAIL_TO_PASS"),
+        "r2e_gym": ({**r2e, "expected_output_json": before}, "expected_output_json"),
+        "nemotron": (
+            {"responses_create_params": {"metadata": {**metadata, "instance_dict": instance}}},
+            "fail_to_pass",
+        ),
+        "swesmith": ({**smith_row(repository), "FAIL_TO_PASS": []}, "FAIL_TO_PASS"),
+    }
+    assert cases.keys() == {source.value for source in swe.READERS}
+    for source, (row, name) in cases.items():
+        with pytest.raises(swe.RowError, match=f"row 3: field '{name}' is .*: there is nothing to solve"):
+            swe.READERS[source](row, 3)
+
+
+def test_a_verifier_without_tests_gives_no_reward(swe: ModuleType, repository: Repository, judge: Judge) -> None:
+    problem = swe.READERS["swebench"](swebench_row(repository), 0)
+    assert judge(dataclasses.replace(problem, fail_to_pass=[]))["reward"] == 0.0
+    nothing = dataclasses.replace(problem, test="true", fail_to_pass=[], pass_to_pass=[], expected={})
+    assert judge(nothing)["reward"] == 0.0
 
 
 def test_without_an_evaluation_script_the_package_says_how(
