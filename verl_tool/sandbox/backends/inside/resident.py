@@ -616,13 +616,14 @@ class StartedProgram(Streams):
             modes[3] &= ~(termios.ECHO | termios.ECHOE | termios.ECHOK | termios.ECHONL | termios.ECHOCTL)
             termios.tcsetattr(theirs, termios.TCSANOW, modes)
             fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-            with contextlib.suppress(OSError):
-                os.fchown(theirs, self._resident.user.uid, self._resident.user.gid)
             streams, self._input_fd, outputs = [theirs] * 3, ours, {ours: 1}
         else:
             pairs = [os.pipe() for _ in range(3)]
             streams = [pairs[0][0], pairs[1][1], pairs[2][1]]
             self._input_fd, outputs = pairs[0][1], {pairs[1][0]: 1, pairs[2][0]: 2}
+        for fd in set(streams):
+            with contextlib.suppress(OSError):  # for /dev/stdout and its kin, which open it anew
+                os.fchown(fd, self._resident.user.uid, self._resident.user.gid)
         try:
             self._keeper = self._resident.take_keeper(self._message, streams)
         except OSError:
