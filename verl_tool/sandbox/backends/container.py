@@ -306,9 +306,10 @@ class Container:
         complaints: list[asyncio.Future[bytes]] = []
 
         async def pump() -> None:
-            packing = await self.spawn_inside([], cwd="/", python=_archive("pack", (*_IN_MEMORY, *replaced)))
+            folders = (*_IN_MEMORY, *replaced)
+            packing = await self.spawn_inside([], cwd="/", python=_archive("pack", folders))
             programs.append(packing)
-            unpacking = await target.spawn_inside([], cwd="/", python=_archive("unpack", tuple(replaced)))
+            unpacking = await target.spawn_inside([], cwd="/", python=_archive("unpack", folders, tuple(replaced)))
             programs.append(unpacking)
             complaints.extend(asyncio.ensure_future(program.stderr.read()) for program in programs)
             while data := await packing.stdout.read(1 << 16):
