@@ -382,6 +382,28 @@ def test_a_program_that_the_tests_leave_writes_no_reward(
     assert running.stdout == ""
 
 
+def test_programs_that_cannot_be_ended_are_a_failure(
+    swe: ModuleType, repository: Repository, judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files_of = swe.verifier_files
+
+    def end_at_once(problem: Any, seconds: float) -> dict[str, bytes]:
+        files = files_of(problem, seconds)
+        assert b"END_SECONDS = 20.0" in files["verify.py"]
+        return {**files, "verify.py": files["verify.py"].replace(b"END_SECONDS = 20.0", b"END_SECONDS = -1.0")}
+
+    monkeypatch.setattr(swe, "verifier_files", end_at_once)
+    problem = swe.READERS["swebench"](swebench_row(repository), 0)
+    repository.write({"ops.py": RIGHT})
+    assert shares(judge(problem)) == (1.0, 1.0, 1.0)
+    leave = "import subprocess\nsubprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+    repository.write({"ops.py": RIGHT + leave})
+    left = judge(problem)
+    assert left["code"] == 1
+    assert "no reward: programs start others" in left["output"]
+    assert "reward" not in left
+
+
 @pytest.mark.slow
 def test_what_cannot_be_prevented_is_what_tests_import(swe: ModuleType, judge: Judge, repository: Repository) -> None:
     """As in swebench: the model's code runs in the tests' own process, and can be their report. The recipe says so."""
