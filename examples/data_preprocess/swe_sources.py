@@ -153,6 +153,15 @@ def tests_in(source: Mapping[str, Any], name: str, index: int) -> list[str]:
     return list(value)
 
 
+def failing_tests_in(source: Mapping[str, Any], name: str, index: int) -> list[str]:
+    """Return a column with the tests that a solution must make pass. Raises RowError if there is none: the verifier
+    would reward what changes nothing."""
+    tests = tests_in(source, name, index)
+    if not tests:
+        raise RowError(f"row {index}: field {name!r} is empty: there is nothing to solve")
+    return tests
+
+
 def commit_in(source: Mapping[str, Any], name: str, index: int) -> str:
     """Return a column with a commit's full hash. Raises RowError."""
     commit: str = field(source, name, index)
@@ -205,7 +214,7 @@ def swegym_problem(source: Mapping[str, Any], index: int) -> Problem:
 def swesmith_problem(source: Mapping[str, Any], index: int) -> Problem:
     """SWE-smith, whose `patch` is the bug. Raises RowError."""
     name, bug = field(source, "instance_id", index), patch_in(source, "patch", index)
-    failing, passing = (tests_in(source, each, index) for each in ("FAIL_TO_PASS", "PASS_TO_PASS"))
+    failing, passing = failing_tests_in(source, "FAIL_TO_PASS", index), tests_in(source, "PASS_TO_PASS", index)
     image = field(source, "image_name", index)
     image = image if "/" in image else f"jyangballin/{image.replace('__', '_1776_')}"
     repository = field(source, "repo", index).rpartition("/")[2].rpartition(".")[0]
@@ -237,9 +246,14 @@ def r2e_problem(source: Mapping[str, Any], index: int) -> Problem:
     names, codes = executed.get("test_file_names"), executed.get("test_file_codes")
     if not isinstance(names, list) or not isinstance(codes, list) or len(names) != len(codes) or not names:
         raise RowError(f"row {index}: field 'execution_result_content' needs test_file_names and test_file_codes")
-    expected = {re.sub(r"\x1b\[\d+m", "", test).split(" - ")[0]: status for test, status in _expected(source, index)}
+    named = {re.sub(r"\x1b\[\d+m", "", test).split(" - ")[0]: status for test, status in _expected(source, index)}
+    expected = {test: status for test, status in named.items() if test}
     before = parse_r2e(executed.get("old_commit_res_stdout") or "")
     passing = [test for test, status in expected.items() if status == PASSED]
+    if before == expected:
+        raise RowError(
+            f"row {index}: field 'expected_output_json' is what tests give before: there is nothing to solve"
+        )
     statement = field(source, "problem_statement", index)
     issue = re.search(r"\[ISSUE\](.*)\[/ISSUE\]", statement, re.DOTALL)
     qt = field(source, "repo_name", index) == "orange3"
@@ -256,7 +270,7 @@ def r2e_problem(source: Mapping[str, Any], index: int) -> Problem:
         pass_to_pass=[test for test in passing if before.get(test) == PASSED],
         hidden={f"r2e_tests/{name}": code for name, code in zip(names, codes, strict=True)}
         | ({} if "__init__.py" in names else {"r2e_tests/__init__.py": ""}),
-        expected={test: status for test, status in expected.items() if test},
+        expected=expected,
         setup=R2E_SETUP,
     )
 
@@ -301,7 +315,7 @@ def _nv_internal(source: Mapping[str, Any], index: int) -> Problem:
         statement=field(source, "problem_statement", index),
         image=formatter.removeprefix("docker://").format(instance_id=name),
         test=f'bash "$VERIFIER_FOLDER/run_script.sh" {shlex.quote(files)}',
-        fail_to_pass=tests_in(source, f"fail_to_pass{select}", index),
+        fail_to_pass=failing_tests_in(source, f"fail_to_pass{select}", index),
         pass_to_pass=tests_in(source, f"pass_to_pass{select}", index),
         base_commit=commit_in(source, "base_commit", index),
         restore=[{"commit": match[1], "paths": sorted(shlex.split(match[2]))}],
@@ -366,14 +380,11 @@ def _with_patch(
 ) -> Problem:
     """A problem whose hidden tests are a patch."""
     patch, base = patch_in(source, "test_patch", index), commit_in(source, "base_commit", index)
-    failing = tests_in(source, "FAIL_TO_PASS", index)
-    if not failing:
-        raise RowError(f"row {index}: field 'FAIL_TO_PASS' is empty: there is nothing to solve")
     return Problem(
         name=field(source, "instance_id", index),
         repository=field(source, "repo", index),
         statement=field(source, "problem_statement", index),
-        fail_to_pass=failing,
+        fail_to_pass=failing_tests_in(source, "FAIL_TO_PASS", index),
         pass_to_pass=tests_in(source, "PASS_TO_PASS", index),
         restore=[{"commit": base, "paths": paths_of(patch), "patch": patch}],
         solution=patch_in(source, "patch", index),

@@ -5,7 +5,8 @@
 `swe.py` packs this file into the verifier of each row, with the specification and the hidden tests. It needs Python
 3.8, the standard library, bash and git. It restores the files that the hidden tests change from the commit in the
 specification, and trusts nothing of the workspace for that: each object of git is checked by its hash. Exit code 78:
-the tests' patch does not fit the commit, which no change of the workspace can cause.
+the tests' patch does not fit the commit, which no change of the workspace can cause. Exit code 1: programs of the tests
+cannot be ended, and a reward that is there may be theirs.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ GUARDED = ("conftest.py", "pytest.ini", ".pytest.ini", *SHADOWS)
 the commit are its own modules, and may change. Not among them: tox.ini, which images of Sphinx change."""
 MAX_LOG_BYTES = 64 << 20
 GIT_SECONDS = 60.0
+END_SECONDS = 20.0
+"""For the processes that a command left to end."""
 _SUBREAPER, _DUMPABLE = 36, 4
 
 
@@ -43,6 +46,10 @@ class NotJudgedError(Exception):
 
 class ChangedRepositoryError(Exception):
     """The workspace's repository does not contain the commit as it was."""
+
+
+class LeftoverError(Exception):
+    """A process is left, which could write a reward after this one. The exit code tells that it is none."""
 
 
 class Workspace:
@@ -210,9 +217,9 @@ def protect():
 
 
 def end_descendants():
-    """End every process that this one started, or that one of them started."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+    """End every process that this one started, or that one of them started. Raises LeftoverError."""
+    deadline = time.monotonic() + END_SECONDS
+    while True:
         for each in children_of(os.getpid()):
             with contextlib.suppress(OSError):
                 os.kill(each, signal.SIGKILL)
@@ -221,6 +228,8 @@ def end_descendants():
                 pass
         except ChildProcessError:
             return
+        if time.monotonic() > deadline:
+            raise LeftoverError(f"programs start others faster than they are ended, for {END_SECONDS:g} s")
         time.sleep(0.005)
 
 
@@ -484,7 +493,8 @@ def grade(spec, code, statuses):
     fixed = [status_of(case, statuses) in (PASSED, XFAIL) for case in spec["fail_to_pass"]]
     still = [status_of(case, statuses) in (PASSED, XFAIL, SKIPPED) for case in spec["pass_to_pass"]]
     expected = spec.get("expected")
-    resolved = all(fixed) and all(still) if expected is None else statuses == expected
+    met = bool(fixed) and all(fixed) and all(still) if expected is None else statuses == expected
+    resolved = bool(statuses) and met  # with no test that must pass, whatever was done would be right
     return {
         "reward": float(resolved),
         "resolved": float(resolved),
@@ -552,4 +562,7 @@ def main(spec_path, reward_path):
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    try:
+        sys.exit(main(*sys.argv[1:]))
+    except LeftoverError as error:
+        sys.exit(f"no reward: {error}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import dataclasses
 import importlib.util
 import json
 import os
@@ -381,6 +382,28 @@ def test_a_program_that_the_tests_leave_writes_no_reward(
     assert running.stdout == ""
 
 
+def test_programs_that_cannot_be_ended_are_a_failure(
+    swe: ModuleType, repository: Repository, judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files_of = swe.verifier_files
+
+    def end_at_once(problem: Any, seconds: float) -> dict[str, bytes]:
+        files = files_of(problem, seconds)
+        assert b"END_SECONDS = 20.0" in files["verify.py"]
+        return {**files, "verify.py": files["verify.py"].replace(b"END_SECONDS = 20.0", b"END_SECONDS = -1.0")}
+
+    monkeypatch.setattr(swe, "verifier_files", end_at_once)
+    problem = swe.READERS["swebench"](swebench_row(repository), 0)
+    repository.write({"ops.py": RIGHT})
+    assert shares(judge(problem)) == (1.0, 1.0, 1.0)
+    leave = "import subprocess\nsubprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+    repository.write({"ops.py": RIGHT + leave})
+    left = judge(problem)
+    assert left["code"] == 1
+    assert "no reward: programs start others" in left["output"]
+    assert "reward" not in left
+
+
 @pytest.mark.slow
 def test_what_cannot_be_prevented_is_what_tests_import(swe: ModuleType, judge: Judge, repository: Repository) -> None:
     """As in swebench: the model's code runs in the tests' own process, and can be their report. The recipe says so."""
@@ -522,6 +545,35 @@ def test_a_row_that_is_wrong_is_named_with_its_column(swe: ModuleType, repositor
     smith = smith_row(repository)
     with pytest.raises(swe.RowError, match=r"the bug is in a hidden test file, ops\.py"):
         swe.READERS["swesmith"]({**smith, "FAIL_TO_PASS": ["ops.py::test_add"]}, 3)
+
+
+def test_a_row_with_nothing_to_solve_is_rejected_by_every_reader(swe: ModuleType, repository: Repository) -> None:
+    r2e = r2e_row(repository)
+    before = json.dumps({"test_mul": "PASSED", "test_add": "FAILED"})
+    internal = internal_row(repository)
+    metadata = internal["responses_create_params"]["metadata"]
+    instance = json.dumps({**json.loads(metadata["instance_dict"]), "fail_to_pass": "[]"})
+    cases = {
+        "swebench": ({**swebench_row(repository), "FAIL_TO_PASS": "[]"}, "FAIL_TO_PASS"),
+        "swegym": ({**swegym_row(repository), "FAIL_TO_PASS": []}, "FAIL_TO_PASS"),
+        "r2e_gym": ({**r2e, "expected_output_json": before}, "expected_output_json"),
+        "nemotron": (
+            {"responses_create_params": {"metadata": {**metadata, "instance_dict": instance}}},
+            "fail_to_pass",
+        ),
+        "swesmith": ({**smith_row(repository), "FAIL_TO_PASS": []}, "FAIL_TO_PASS"),
+    }
+    assert cases.keys() == {source.value for source in swe.READERS}
+    for source, (row, name) in cases.items():
+        with pytest.raises(swe.RowError, match=f"row 3: field '{name}' is .*: there is nothing to solve"):
+            swe.READERS[source](row, 3)
+
+
+def test_a_verifier_without_tests_gives_no_reward(swe: ModuleType, repository: Repository, judge: Judge) -> None:
+    problem = swe.READERS["swebench"](swebench_row(repository), 0)
+    assert judge(dataclasses.replace(problem, fail_to_pass=[]))["reward"] == 0.0
+    nothing = dataclasses.replace(problem, test="true", fail_to_pass=[], pass_to_pass=[], expected={})
+    assert judge(nothing)["reward"] == 0.0
 
 
 def test_without_an_evaluation_script_the_package_says_how(

@@ -51,6 +51,7 @@ class StandInCluster(LocalServer):
             web.get(_PODS + "/{name}", self._get),
             web.delete(_PODS + "/{name}", self._delete),
             web.get(_PODS + "/{name}/attach", self._attach),
+            web.get(_POLICIES, self._list_policies),
             web.get(_POLICIES + "/{name}", self._policy),
             web.post(_POLICIES, self._create_policy),
         ]
@@ -107,6 +108,11 @@ class StandInCluster(LocalServer):
         async with self._changed:
             self._changed.notify_all()
         return _found(pod)
+
+    async def _list_policies(self, _: web.Request) -> web.Response:
+        kind = {"kind": "NetworkPolicyList", "apiVersion": "networking.k8s.io/v1"}
+        items = list(self.policies.values())
+        return web.json_response({**kind, "metadata": {"resourceVersion": "1"}, "items": items})
 
     async def _policy(self, request: web.Request) -> web.Response:
         return _found(self.policies.get(request.match_info["name"]))

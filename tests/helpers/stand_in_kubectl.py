@@ -43,9 +43,9 @@ def main(arguments: list[str]) -> int:
         assert words[0] == "pod"
         remove(STATE / words[1])
     elif words[0] == "networkpolicy":
-        assert words[1] == "verl-tool-no-network"
-        if (STATE / "policy.json").exists():
-            print(json.dumps(json.loads((STATE / "policy.json").read_text())["spec"]), end="")
+        assert words[1:] == ["--output", "json"], words
+        policies = [json.loads(file.read_text()) for file in sorted(STATE.glob("*policy.json"))]
+        print(json.dumps({"kind": "List", "apiVersion": "v1", "items": policies}))
     elif words[0] == "pods":
         for file in sorted(STATE.glob("*/pod.json")):
             annotations = json.loads(file.read_text())["metadata"]["annotations"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import inspect
 import json
 import os
 import signal
@@ -18,7 +19,8 @@ from toy_tools import until
 
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
-from verl_tool.sandbox.backends import Container, ContainerSettings
+from verl_tool.sandbox.backends import Container, ContainerSettings, resident_client
+from verl_tool.sandbox.backends.inside import resident
 from verl_tool.sandbox.limits import SessionLimits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -208,6 +210,51 @@ async def test_its_programs_cannot_harm_the_process_that_runs_them(container: Co
     assert all(line.split()[1] == "0" * 16 for line in lines[:3])
     assert lines[5] == "65534"
     assert "NoNewPrivs:\t1" in lines
+
+
+CHAIN = """
+import os, signal
+keeper = os.getppid()
+for _ in range(4):
+    if os.fork() == 0:
+        while True:
+            try:
+                os.kill(keeper, signal.SIGSTOP)
+                open('stopped', 'w').close()
+            except OSError:
+                pass
+            try:
+                if os.fork():
+                    os._exit(0)
+            except OSError:
+                pass
+"""
+"""Processes that follow each other faster than they are found, and stop who ends them where they may."""
+
+
+async def test_processes_that_follow_each_other_cannot_stop_who_ends_them(
+    settings: ContainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if none of them were found one by one.
+    source = inspect.getsource(resident).replace("END_SECONDS = 2.0", "END_SECONDS = -1.0", 1)
+    monkeypatch.setattr(resident_client, "_source", lambda: source)
+    assert "END_SECONDS = -1.0" in source
+    async with Container(settings, LIMITS) as container:
+        for _ in range(2):
+            await container.exec(["python3", "-c", CHAIN], wall_seconds=10)
+            assert (await container.exec("echo well; ls")).stdout == "well\n"
+            await container.spawn_inside(["python3", "-c", CHAIN])
+            await asyncio.sleep(0.5)
+            await container.end_programs()
+            assert (await container.exec("ls; cat /proc/[0-9]*/cmdline | grep -c 'keepe[r] ='")).stdout == "0\n"
+
+
+async def test_programs_may_open_their_streams_anew(container: Container) -> None:
+    line = "cat /dev/stdin > /dev/stdout; echo err > /dev/stderr"
+    result = await container.exec(line, stdin="in\n")
+    assert (result.stdout, result.stderr, result.exit_code) == ("in\n", "err\n", 0)
+    program = await container.spawn_inside(["sh", "-c", "echo out > /proc/self/fd/1"])
+    assert await asyncio.wait_for(program.stdout.read(), 10) == b"out\n"
 
 
 async def test_a_program_whose_output_nobody_takes_waits(container: Container) -> None:

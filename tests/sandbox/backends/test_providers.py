@@ -250,7 +250,57 @@ def test_a_pod_waits_until_it_has_no_network(monkeypatch: pytest.MonkeyPatch) ->
         code = pods.NO_NETWORK.replace("+ 20", "+ 0.5")
         with pytest.raises(SystemExit, match="does not enforce network policies"):
             exec(code, {})
+        connect, attempts = socket.create_connection, iter((False, False, True, False))
+
+        def fail_at_first(*address: Any) -> socket.socket:
+            if not next(attempts, True):
+                raise ConnectionResetError
+            return connect(*address)
+
+        monkeypatch.setattr(socket, "create_connection", fail_at_first)
+        with pytest.raises(SystemExit, match="does not enforce network policies"):
+            exec(code, {})
+        monkeypatch.undo()
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
     exec(code, {})
+
+
+def network_policy(selector: dict[str, Any], egress: list[Any], **more: Any) -> dict[str, Any]:
+    return {"metadata": {"name": "other"}, "spec": {"podSelector": selector, "egress": egress, **more}}
+
+
+@pytest.mark.parametrize("place", ["kubernetes"], indirect=True)
+async def test_another_policy_may_not_allow_what_ours_denies(place: Place) -> None:
+    for selector in ({}, {"matchLabels": pods.LABELS}):
+        (place.folder / "other-policy.json").write_text(json.dumps(network_policy(selector, [{}])))
+        with pytest.raises(SandboxError, match="NetworkPolicy other of the namespace trials allows") as caught:
+            await Container(place.settings(), LIMITS).start()
+        assert not caught.value.retryable
+    (place.folder / "other-policy.json").write_text(json.dumps(network_policy({"matchLabels": {"app": "db"}}, [{}])))
+    async with Container(place.settings(), LIMITS) as container:
+        assert (await container.exec("echo well")).stdout == "well\n"
+
+
+@pytest.mark.parametrize(
+    ("policy", "allows"),
+    [
+        (pods.policy(), False),
+        (network_policy({}, [{"ports": [{"port": 53}]}], policyTypes=["Ingress", "Egress"]), True),
+        (network_policy({}, [{}], policyTypes=["Ingress"]), False),
+        (network_policy({}, [], policyTypes=["Egress"]), False),
+        (network_policy({"matchLabels": {**pods.LABELS, "app": "db"}}, [{}]), False),
+        (network_policy({"matchLabels": {"verl-tool": "other"}}, [{}]), False),
+        (network_policy({"matchLabels": {"run": "verl-tool-1"}}, [{}]), True),
+        (network_policy({"matchExpressions": [{"key": "verl-tool", "operator": "Exists"}]}, [{}]), True),
+        (network_policy({"matchExpressions": [{"key": "app", "operator": "DoesNotExist"}]}, [{}]), True),
+        (network_policy({"matchExpressions": [{"key": "app", "operator": "Exists"}]}, [{}]), False),
+        (network_policy({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["db"]}]}, [{}]), True),
+        (network_policy({"matchExpressions": [{"key": "app", "operator": "In", "values": ["db"]}]}, [{}]), False),
+    ],
+)
+def test_policies_that_allow_pods_connections_are_found(policy: dict[str, Any], allows: bool) -> None:
+    assert pods.allows_egress(policy) == allows
 
 
 def test_settings_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

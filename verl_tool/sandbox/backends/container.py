@@ -242,7 +242,7 @@ class Container:
         programs are root (see `trust_image`), or the provider does not commit. `copy_files` copies the rest. Raises the
         errors of `start`."""
         async with self._turn():
-            settings = self._settings if self._copies_work_folder() else await self._committed()
+            settings = self._settings.fresh() if self._copies_work_folder() else await self._committed()
         async with Container(replace(settings, folders=(*settings.folders, *folders)), limits) as companion:
             yield companion
 
@@ -283,7 +283,8 @@ class Container:
         except SandboxError:
             self.require()
             raise
-        return replace(self._settings, image=image, committed=self._image)
+        original = self._settings.fresh().image
+        return replace(self._settings, image=image, committed=self._image, original_image=original)
 
     def _copies_work_folder(self) -> bool:
         """Whether a companion has a fresh image with a copy of the work folder. Raises SandboxError if that folder
@@ -305,9 +306,10 @@ class Container:
         complaints: list[asyncio.Future[bytes]] = []
 
         async def pump() -> None:
-            packing = await self.spawn_inside([], cwd="/", python=_archive("pack", (*_IN_MEMORY, *replaced)))
+            folders = (*_IN_MEMORY, *replaced)
+            packing = await self.spawn_inside([], cwd="/", python=_archive("pack", folders))
             programs.append(packing)
-            unpacking = await target.spawn_inside([], cwd="/", python=_archive("unpack", tuple(replaced)))
+            unpacking = await target.spawn_inside([], cwd="/", python=_archive("unpack", folders, tuple(replaced)))
             programs.append(unpacking)
             complaints.extend(asyncio.ensure_future(program.stderr.read()) for program in programs)
             while data := await packing.stdout.read(1 << 16):

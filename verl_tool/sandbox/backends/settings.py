@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ class ContainerSettings:
     """After which it ends, whatever it does."""
     committed: ImageSettings | None = None
     """Of the image from which `image` was made by a commit, and which is removed with the container."""
+    original_image: str = ""
+    """If `committed`: the image before all commits."""
 
     def __post_init__(self) -> None:
         if not self.image or self.image.startswith("-"):
@@ -62,3 +64,7 @@ class ContainerSettings:
         if self.user and not self.writable:
             raise ConfigError("user has no effect without writable; leave it out")
         EgressProxy(self.allowed_hosts)
+
+    def fresh(self) -> ContainerSettings:
+        """Return these settings with the image as it was before any commit."""
+        return replace(self, image=self.original_image or self.image, committed=None, original_image="")

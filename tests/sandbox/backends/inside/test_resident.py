@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -57,3 +60,68 @@ async def test_programs_and_files_on_python_3_8(tmp_path: Path, lines: bool) -> 
     assert await shell.wait() == 0
     await client.close()
     assert await asyncio.wait_for(process.wait(), 10) == 0
+
+
+def pid_of(become: Callable[[], None], ready: int) -> int:
+    """Start a process that is another user."""
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            become()
+            os.write(ready, b"r")
+            signal.pause()
+        os._exit(1)
+    return pid
+
+
+def may_signal(sender: Callable[[], None], target: int) -> bool:
+    """Return whether a process of a user may send a signal to another process."""
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            sender()
+            os.kill(target, 0)
+            os._exit(0)
+        os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become other users")
+@pytest.mark.parametrize("name", ["65534:65534", "65532:65532", "0:0"])
+def test_who_ends_the_processes_of_a_user_is_out_of_their_reach(name: str) -> None:
+    user = resident.User(name)
+
+    def begin() -> None:
+        """Have the rights of the resident process."""
+        if user.uid == 0:
+            resident.prctl(resident._PR_SET_KEEPCAPS, 1)
+            os.setresuid(*[resident.OWN_USER] * 3)
+            resident.set_capabilities(resident._OWN_CAPABILITIES)
+
+    def be_program() -> None:
+        begin()
+        user.become()
+
+    def be_killer() -> None:
+        begin()
+        user.become_killer()
+
+    ready, theirs = os.pipe()
+    started = [pid_of(become, theirs) for become in (begin, be_program, be_killer)]
+    try:
+        answers = b""
+        while len(answers) < len(started):
+            answers += os.read(ready, len(started))
+        own, program, killer = started
+        assert may_signal(be_killer, program)
+        assert not may_signal(be_killer, own)
+        assert may_signal(be_program, program)
+        assert not may_signal(be_program, killer)
+        assert not may_signal(be_program, own)
+        assert may_signal(begin, killer), "its deadline"
+    finally:
+        os.close(ready)
+        os.close(theirs)
+        for pid in started:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)

@@ -15,6 +15,7 @@ from containers import require_bubblewrap
 from stand_in_cluster import StandInCluster
 from toy_tools import until
 
+from verl_tool.errors import SandboxError
 from verl_tool.sandbox.backends import Container, ContainerSettings
 from verl_tool.sandbox.backends.providers import kubernetes, pods
 from verl_tool.sandbox.limits import SessionLimits
@@ -49,6 +50,10 @@ async def test_the_real_command_line_runs_a_pod(cluster: StandInCluster, tmp_pat
         assert list(cluster.policies) == ["verl-tool-no-network"]
         assert cluster.policies["verl-tool-no-network"]["spec"] == pods.policy()["spec"]
     await until(lambda: os.listdir(tmp_path / "pods") == [])
+    cluster.policies["open"] = {"metadata": {"name": "open"}, "spec": {"podSelector": {}, "egress": [{}]}}
+    kubernetes._policies.clear()
+    with pytest.raises(SandboxError, match="NetworkPolicy open of the namespace trials allows"):
+        await Container(SETTINGS, SessionLimits()).start()
 
 
 async def test_a_pod_ends_with_the_process_that_started_it(cluster: StandInCluster, tmp_path: Path) -> None:

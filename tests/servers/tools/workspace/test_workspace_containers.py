@@ -175,6 +175,27 @@ async def test_programs_of_the_image_are_the_trajectory_s_only_if_they_are_trust
         assert verdict.told.startswith("x\nchanged" if trusted else "x\ncat: /etc/changed")
 
 
+async def test_a_branch_of_a_changed_image_is_judged_like_its_origin() -> None:
+    settings = ContainerSettings(real("podman"), REAL_IMAGE, writable=True, workdir="/srv")
+    test = "test ! -e /etc/changed; echo $(($? == 0 && $(grep -c two here))) > /logs/verifier/reward.txt"
+    verification = Verification(files=pack_files({"test.sh": PackedFile(test.encode())}), timeout_seconds=30)
+    async with Container(settings, SessionLimits(wall_seconds=30)) as container:
+        await container.exec("echo changed > /etc/changed; echo one > here")
+        branch = await container.fork()
+        try:
+            await branch.exec("echo two > here")
+            second = await branch.fork()
+            try:
+                for each, reward in ((branch, 1.0), (second, 1.0), (container, 0.0)):
+                    verdict = await Workspace(each).verify(verification)
+                    assert (verdict.reward, verdict.fault) == (reward, None), verdict.told
+            finally:
+                await second.close()
+            assert (await branch.exec("cat here /etc/changed")).stdout == "two\nchanged\n"
+        finally:
+            await branch.close()
+
+
 async def test_folders_of_path_that_the_user_owns_are_not_the_verifier_s(tmp_path: Path) -> None:
     podman, image = real("podman"), "localhost/verl-tool-tests:user"
     lines = (

@@ -55,6 +55,8 @@ END_SECONDS = 2.0
 """For the processes that a program left to end; then all processes of its user are ended."""
 OWN_USER = 65533
 """In place of root where the programs are root, who may end processes of the same user."""
+_KILLERS = (65532, 65531)
+"""Users of processes that end all of a user's; the first that is not that user."""
 ROWS, COLUMNS = 50, 200
 _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 4, 8, 24, 36
 _PR_SET_NO_NEW_PRIVS = 38
@@ -66,7 +68,7 @@ _CAPABILITIES_VERSION = 0x20080522
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 _NOT_FOUND, _CANNOT_RUN = 127, 126
 _BACKLOG = 64
-_TRIES = 100
+_END_USER_SECONDS = 5.0
 _MAX_CONNECTIONS = 32
 """Of programs to the port that is passed on; further ones are closed."""
 _READS_AFTER_END = 64
@@ -153,10 +155,23 @@ class User:
                 set_capabilities(_OWN_CAPABILITIES)
             os.setegid(own)
 
+    def become_killer(self):
+        """Be able to signal this user's processes, and no others, for good.
+
+        They cannot stop this one: who may be signalled goes by the real and the saved user, which are nobody's here.
+        """
+        unused = next(uid for uid in _KILLERS if uid != self.uid)
+        try:
+            os.setresuid(unused, self.uid, unused)
+            set_capabilities(())
+        except OSError:  # a user namespace that has few users
+            self.become()
+
     def end_all(self):
-        """Become this user, and end all of its processes but this one."""
-        self.become()
-        os.kill(-1, signal.SIGKILL)
+        """Become its killer, and end all of its processes but this one."""
+        self.become_killer()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
 
 
 class OwnUser(User):
@@ -227,7 +242,7 @@ class Keeper:
 
     def __init__(self, user, channel, report):
         self._user, self._channel, self._report = user, channel, report
-        self._turn, self._is_user = 0, False
+        self._turn, self._is_killer = 0, False
 
     def keep(self):
         """Have a fork ready to become the program, wait, end what it left; again, until a signal. Never returns."""
@@ -307,7 +322,7 @@ class Keeper:
                     if pid == program:
                         status = ended
         status = self._ended(program, status)
-        goes_on = goes_on and not self._is_user
+        goes_on = goes_on and not self._is_killer
         os.write(self._report, REPORT.pack(status, goes_on))
         return goes_on
 
@@ -329,9 +344,9 @@ class Keeper:
                     os.kill(pid, signal.SIGKILL)
             if time.monotonic() > deadline and self._user.separate:
                 # They start others faster than they are found. No process of that user outlives one `kill` of all.
-                if not self._is_user:
-                    self._user.become()
-                    self._is_user = True
+                if not self._is_killer:
+                    self._user.become_killer()
+                    self._is_killer = True
                 with contextlib.suppress(OSError):
                     os.kill(-1, signal.SIGKILL)
             time.sleep(0.001)
@@ -616,13 +631,14 @@ class StartedProgram(Streams):
             modes[3] &= ~(termios.ECHO | termios.ECHOE | termios.ECHOK | termios.ECHONL | termios.ECHOCTL)
             termios.tcsetattr(theirs, termios.TCSANOW, modes)
             fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-            with contextlib.suppress(OSError):
-                os.fchown(theirs, self._resident.user.uid, self._resident.user.gid)
             streams, self._input_fd, outputs = [theirs] * 3, ours, {ours: 1}
         else:
             pairs = [os.pipe() for _ in range(3)]
             streams = [pairs[0][0], pairs[1][1], pairs[2][1]]
             self._input_fd, outputs = pairs[0][1], {pairs[1][0]: 1, pairs[2][0]: 2}
+        for fd in set(streams):
+            with contextlib.suppress(OSError):  # for /dev/stdout and its kin, which open it anew
+                os.fchown(fd, self._resident.user.uid, self._resident.user.gid)
         try:
             self._keeper = self._resident.take_keeper(self._message, streams)
         except OSError:
@@ -820,19 +836,28 @@ class Resident:
 
     def end_user(self):
         """End all processes of the programs' user. Return whether that was done."""
-        for _ in range(_TRIES):
+        deadline = time.monotonic() + _END_USER_SECONDS
+        while time.monotonic() < deadline:
             try:
                 child = os.fork()
             except OSError:
                 time.sleep(0.01)
                 continue
             if child == 0:
+                code = 1
                 try:
                     self.user.end_all()
+                    code = 0
                 finally:
-                    os._exit(0)
-            os.waitpid(child, 0)
-            return True
+                    os._exit(code)
+            pid, status = os.waitpid(child, os.WNOHANG)
+            while not pid and time.monotonic() < deadline:
+                signal.sigtimedwait((signal.SIGCHLD,), 0.1)
+                pid, status = os.waitpid(child, os.WNOHANG)
+            if pid and status == 0:
+                return True
+            if not pid:
+                os.kill(child, signal.SIGKILL)
         return False
 
     def watch(self, fd, events, call):

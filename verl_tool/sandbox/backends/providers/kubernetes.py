@@ -18,7 +18,7 @@ from verl_tool.errors import SandboxError
 from verl_tool.sandbox.backends.engine import ContainerEngine, end
 from verl_tool.sandbox.backends.providers import orphans
 from verl_tool.sandbox.backends.providers.command_line import CommandLineProcess
-from verl_tool.sandbox.backends.providers.pods import LABELS, POLICY, KubernetesSettings, pod, policy
+from verl_tool.sandbox.backends.providers.pods import LABELS, POLICY, KubernetesSettings, allows_egress, pod, policy
 from verl_tool.sandbox.backends.providers.protocol import ContainerSpec
 from verl_tool.sandbox.backends.providers.remote import RemoteProvider, parse_settings
 
@@ -85,13 +85,18 @@ class KubernetesProvider(RemoteProvider):
         return len(left)
 
     async def _deny_network(self) -> None:
-        """Have the policy in the namespace. Raises SandboxError."""
+        """Have the policy in the namespace, and no other that allows what it denies. Raises SandboxError."""
         now = time.monotonic()
         if now - _policies.get(self._where, -_POLICY_SECONDS) < _POLICY_SECONDS:
             return
-        found = await self._ask("get", "networkpolicy", POLICY, "--ignore-not-found", "--output", "jsonpath={.spec}")
-        denying = policy()
-        if not found or json.loads(found) != denying["spec"]:
+        found = json.loads(await self._ask("get", "networkpolicy", "--output", "json"))["items"]
+        policies, denying = {each["metadata"]["name"]: each for each in found}, policy()
+        current = policies.pop(POLICY, None)
+        if opening := sorted(name for name, each in policies.items() if allows_egress(each)):
+            namespace = f"the namespace {self.settings.namespace}"
+            words = f"NetworkPolicy {opening[0]} of {namespace} allows its pods connections (egress)"
+            raise SandboxError(f"{words}; have it select other pods, or set another namespace", retryable=False)
+        if current is None or current["spec"] != denying["spec"]:
             # Validation would fetch megabytes of schemas.
             await self._ask("apply", "--validate=false", "--filename", "-", stdin=json.dumps(denying))
         _policies[self._where] = now

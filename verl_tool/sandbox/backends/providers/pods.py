@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -19,17 +20,20 @@ NO_NETWORK = """
 import os, socket, time
 address = os.environ['KUBERNETES_SERVICE_HOST'], int(os.environ['KUBERNETES_SERVICE_PORT'])
 deadline = time.monotonic() + 20
-while True:
+failures = 0
+while failures < 3 or time.monotonic() < first + 2:
     try:
-        socket.create_connection(address, 2).close()
+        socket.create_connection(address, 1).close()
+        failures = 0
     except OSError:
-        break
-    if time.monotonic() > deadline:
+        first = first if failures else time.monotonic()
+        failures += 1
+    if not failures and time.monotonic() > deadline:
         raise SystemExit('this pod reaches %s:%d: the cluster does not enforce network policies' % address)
     time.sleep(0.2)
 """
 """Run by each pod before all else. A policy takes effect some time after the start of a pod, or, without a network
-plugin that knows policies, never."""
+plugin that knows policies, never. One connection that fails may have another reason."""
 
 
 _FIXED_FIELDS = {
@@ -100,6 +104,27 @@ def pod(spec: ContainerSpec, settings: KubernetesSettings) -> dict[str, Any]:
     owner = {orphans.OWNER_LABEL: orphans.owner()}
     metadata = {"labels": LABELS, "annotations": owner}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**settings.pod, **own}}
+
+
+def allows_egress(other: Mapping[str, Any]) -> bool:
+    """Return whether a NetworkPolicy of the namespace may allow pods connections, since policies add up. A selector by
+    the label ``run``, which ``kubectl run`` sets to the pod's name, counts as one that selects them."""
+    spec = other.get("spec") or {}
+    if not spec.get("egress") or "Egress" not in spec.get("policyTypes", ["Egress"]):
+        return False
+    selector = spec.get("podSelector") or {}
+    labels = selector.get("matchLabels") or {}
+    matches = [{"key": key, "operator": "In", "values": [value]} for key, value in labels.items()]
+    return all(_may_match(each) for each in (*matches, *(selector.get("matchExpressions") or ())))
+
+
+def _may_match(expression: Mapping[str, Any]) -> bool:
+    key, operator, values = expression["key"], expression["operator"], expression.get("values") or ()
+    if key == "run":
+        return bool(operator != "DoesNotExist")
+    if operator in ("Exists", "DoesNotExist"):
+        return (key in LABELS) == (operator == "Exists")
+    return (LABELS.get(key) in values) == (operator == "In")
 
 
 def policy() -> dict[str, Any]:
