@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,21 @@ def test_how_large_folders_are(work: Path) -> None:
 
 def test_mount_points_are_found() -> None:
     assert "/proc" in copied_files._mount_points()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_it_reads_no_further_module(work: Path) -> None:
+    """Run as in a container: without the right to read Python's own files, or those that were changed."""
+    checks = Path(copied_files.__file__).read_text()
+    code = f"""
+import os, stat, sys
+os.seteuid(65534)
+sys.meta_path.clear()
+{checks}
+print(bool(_mount_points()), is_large([{str(work)!r}], 1 << 50, 9), clean([{str(work)!r}], ["/proc"], False))
+"""
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("True False None\n", "")
 
 
 def test_it_needs_no_newer_python_than_3_8() -> None:

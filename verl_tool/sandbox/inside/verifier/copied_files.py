@@ -9,6 +9,8 @@ import stat
 _MAX_HOPS = 40
 """Links that the kernel follows for one path."""
 _READABLE = 0o500
+_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
+"""In names of ``/proc/self/mountinfo``."""
 
 
 def within(path, folders):
@@ -152,6 +154,9 @@ def _remove(entry):
 
 
 def _mount_points():
+    """Decoded by hand: a codec would be a module that this process may not be able to read, or that was changed."""
     with open("/proc/self/mountinfo", "rb") as file:
-        points = [line.split()[4].decode("unicode_escape") for line in file]
+        points = [os.fsdecode(line.split()[4]) for line in file]
+    for escaped, plain in _ESCAPES:
+        points = [point.replace(escaped, plain) for point in points]
     return {point for point in points if point != "/"}
