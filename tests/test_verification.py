@@ -8,7 +8,8 @@ import pytest
 
 from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import ConfigError
-from verl_tool.verification import STYLE, read_verification, reward_in, verification_of
+from verl_tool.protocol import Fault, FaultKind
+from verl_tool.verification import STYLE, Verdict, read_verification, reward_in, verification_of
 
 TESTS = pack_files({"test.sh": PackedFile(b"echo 1 > /logs/verifier/reward.txt\n")})
 
@@ -69,3 +70,11 @@ def test_the_verification_of_a_row() -> None:
 def test_a_wrong_verification_is_told(value: object, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         read_verification(value, "row 3")
+
+
+@pytest.mark.parametrize("by_environment", [True, False])
+@pytest.mark.parametrize("kind", list(FaultKind))
+def test_only_what_a_trajectory_may_cause_counts_as_0(kind: FaultKind, by_environment: bool) -> None:
+    fault = Fault(kind=kind, message="", retryable=False)
+    score = Verdict(None, fault=fault, by_environment=by_environment).score
+    assert score == (0.0 if kind is FaultKind.TOOL_CRASHED else None)

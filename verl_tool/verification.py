@@ -91,14 +91,9 @@ class Verdict:
     def score(self) -> float | None:
         """What the trajectory gets: the reward, 0 in place of one that does not count. None: there was no verdict, by
         no fault of the trajectory's."""
-        if self.fault is not None and not (_by_the_workspace(self.fault) and not self._is_late):
+        if self.fault is not None and not _by_the_workspace(self.fault):
             return None
         return self.reward if self.counts else 0.0
-
-    @property
-    def _is_late(self) -> bool:
-        """Whether an environment did not judge in time, which is not the doing of a text of bounded length."""
-        return self.by_environment and self.fault is not None and self.fault.kind is FaultKind.TIMEOUT
 
     @property
     def counts(self) -> bool:
@@ -107,8 +102,10 @@ class Verdict:
 
 
 def _by_the_workspace(fault: Fault) -> bool:
-    """Whether a workspace may bring it about. What is sent for a verification is not the model's."""
-    return fault.kind.provokable and fault.kind is not FaultKind.BAD_REQUEST
+    """Whether a trajectory may bring it about. What is sent for a verification is not the model's, and lateness is not
+    its doing: a verifier that does not end in time and a workspace that is too large to be judged in time have a
+    reward, and an environment judges a text of bounded length."""
+    return fault.kind.provokable and fault.kind not in (FaultKind.BAD_REQUEST, FaultKind.TIMEOUT)
 
 
 def read_verification(value: object, where: str) -> Verification:

@@ -140,7 +140,6 @@ def fault(kind: FaultKind) -> Fault:
         ({"verdict": Verdict(0.0, "wrote no reward")}, 0.0, 0.0, 1.0),
         ({"verdict": Verdict(1e9)}, 0.0, 0.0, 0.0),
         ({"verdict": Verdict(-1.0)}, 0.0, 0.0, 0.0),
-        ({"verdict": Verdict(fault=fault(FaultKind.TIMEOUT))}, 0.0, 0.0, 0.0),
         ({"verdict": Verdict(fault=fault(FaultKind.TOOL_CRASHED))}, 0.0, 0.0, 0.0),
         ({"fault": fault(FaultKind.TIMEOUT), "stop": StopReason.FAULT}, 0.0, 0.0, 0.0),
     ],
@@ -159,6 +158,7 @@ async def test_terminal(left: dict[str, Any], score: float, acc: float, verified
         ({"verdict": Verdict(fault=fault(FaultKind.STATE_LOST))}, "the verifier was not run: state_lost: because"),
         ({"verdict": Verdict(fault=fault(FaultKind.SANDBOX))}, "the verifier was not run: sandbox"),
         ({"verdict": Verdict(fault=fault(FaultKind.BAD_REQUEST))}, "the verifier was not run: bad_request"),
+        ({"verdict": Verdict(fault=fault(FaultKind.TIMEOUT))}, "the verifier was not run: timeout: because"),
     ],
 )
 async def test_terminal_gives_no_reward_where_nothing_was_verified(left: dict[str, Any], why: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import sys
+import tarfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -23,12 +25,15 @@ from verl_tool.gateway.agent_host import AgentHost, AgentTask, finish_session
 from verl_tool.gateway.agent_program import AgentProgram
 from verl_tool.gateway.gateway_app import Gateway
 from verl_tool.gateway.program import workspace_verifier
+from verl_tool.gateway.program.container_program import ContainerOptions, ProgramContainers
 from verl_tool.gateway.program.workspace_verifier import WorkspaceCopy
 from verl_tool.gateway.session import SessionModel
-from verl_tool.sandbox import SandboxPool
+from verl_tool.protocol import FaultKind
+from verl_tool.sandbox import RunResult, SandboxPool
+from verl_tool.sandbox.backends import Container
 from verl_tool.sandbox.isolation.levels import Level, strongest
 from verl_tool.tasks.task import read_task
-from verl_tool.verification import Verification
+from verl_tool.verification import Verdict, Verification
 
 pytestmark = [
     pytest.mark.skipif(
@@ -221,16 +226,57 @@ async def test_a_copy_that_breaks_off_is_none(sent: bytes) -> None:
         assert copy.problem
 
 
-async def test_a_tar_that_is_none_gets_nothing() -> None:
+async def verdict_on(content: bytes, check: Verification, containers: ProgramContainers | None = None) -> Verdict:
     stream = asyncio.StreamReader()
-    stream.feed_data(b"\0\0\0\4abcd\0\0\0\0")
+    stream.feed_data(len(content).to_bytes(4, "big") + content + bytes(4))
     verifier = workspace_verifier.WorkspaceVerifier(AgentProgram().limits)
     with WorkspaceCopy(1 << 20) as copy:
         await copy.receive(stream)
         assert not copy.problem
-        verdict = await verifier.verify(copy, verification(), None)
+        verdict = await verifier.verify(copy, check, containers)
     await verifier.close()
+    return verdict
+
+
+def tar_of(name: str, content: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+async def test_a_tar_that_is_none_gets_nothing() -> None:
+    verdict = await verdict_on(b"abcd", verification())
     assert (verdict.score, verdict.told[:45]) == (0.0, "the files of the program cannot be checked: t")
+
+
+@pytest.mark.parametrize("max_bytes", [100, 1 << 20])
+async def test_a_late_copy_is_a_fault_unless_it_is_large(max_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace_verifier, "_LARGE_COPY_BYTES", max_bytes)
+    monkeypatch.setattr(workspace_verifier, "copy_seconds", lambda _: 0.01)
+    monkeypatch.setattr(workspace_verifier, "_UNPACK", "cat > /dev/null; sleep 5")
+    verdict = await verdict_on(tar_of("a", b"1"), verification())
+    assert (verdict.score, verdict.fault is None) == ((0.0, True) if max_bytes == 100 else (None, False)), verdict
+
+
+async def test_a_container_that_vanishes_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits, options = AgentProgram().limits, ContainerOptions(engine=stand_in(tmp_path, monkeypatch))
+    containers = ProgramContainers("any", options, limits)
+    told = await verdict_on(tar_of("a", b"1"), verification("cat a; echo 1 > /logs/verifier/reward.txt"), containers)
+    assert (told.reward, told.told) == (1.0, "1")
+    execute = Container.exec
+
+    async def vanish(self: Container, command: Any, **options: Any) -> RunResult:
+        if command[-1] == "/tests/test.sh":
+            await self.stop()
+        return await execute(self, command, **options)
+
+    monkeypatch.setattr(Container, "exec", vanish)
+    lost = await verdict_on(tar_of("a", b"1"), verification(), containers)
+    assert lost.fault is not None
+    assert (lost.score, lost.fault.kind) == (None, FaultKind.STATE_LOST)
 
 
 @pytest.fixture(params=["stand-in", "docker", "podman"])

@@ -7,12 +7,12 @@ import os
 import subprocess
 from pathlib import Path
 
+import container_image
 import pytest
 from containers import REAL_IMAGE, real
 
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.sandbox.backends.image_builder import REPOSITORY, ImageBuilder, hash_content
-from verl_tool.sandbox.backends.settings import ImageSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -154,7 +154,10 @@ async def test_podman(tmp_path: Path) -> None:
     image = await builder.build(tmp_path, seconds=60)
     try:
         assert await builder.has(image)
-        assert await builder.describe(image) == ImageSettings("ada", "/srv/app")
+        found = await builder.describe(image)
+        assert (found.user, found.workdir) == ("ada", "/srv/app")
+        if REAL_IMAGE == container_image.NAME:
+            assert found.loader == (("LD_LIBRARY_PATH", "/usr/local/lib"),), "of the image below it"
         assert await builder.build(tmp_path, seconds=0.001) == image
         with pytest.raises(SandboxError, match="not built within 5 s"):
             await builder.build(tmp_path, f"FROM python:3.12\nRUN sleep 789 # {tmp_path}\n", seconds=5)

@@ -15,17 +15,27 @@ from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.gateway.program.container_program import ContainerOptions, ProgramContainers
 from verl_tool.protocol import Fault, FaultKind
-from verl_tool.sandbox import Level, Policy, SandboxPool, SessionLimits
+from verl_tool.sandbox import Level, Policy, RunResult, SandboxPool, SessionLimits
 from verl_tool.sandbox.backends import Container, ContainerSettings
 from verl_tool.sandbox.inside.wire import WORK_DIRECTORY
 from verl_tool.sandbox.limits import Limits
 from verl_tool.servers.tools.workspace.layout import lay_out
 from verl_tool.servers.tools.workspace.pools import PoolSettings, give_pool, take_pool
-from verl_tool.servers.tools.workspace.verifier import ENVIRONMENT, LOGS, TESTS, clean_links, read_reward, verify
+from verl_tool.servers.tools.workspace.verifier import (
+    ENVIRONMENT,
+    LOGS,
+    TESTS,
+    clean_links,
+    copy_seconds,
+    read_reward,
+    verify,
+)
 from verl_tool.verification import Verdict, Verification
 
 COPY_SECONDS = 60.0
-"""To receive the copy, and to unpack it."""
+"""To receive the copy from the program's sandbox, whose processes can delay it."""
+_LARGE_COPY_BYTES = 64 << 20
+"""A tar up to this size is not why it is late to be unpacked or checked. It has at most 131,072 files."""
 _VERIFIERS = 8
 """Of a worker process, that run at a time."""
 _LENGTH_BYTES = 4
@@ -39,6 +49,7 @@ _NOT_EMPTIED = 9
 """Exit code of `_REPLACE`."""
 _LOGS_ROOT = "/logs"
 _HOME = f"{_LOGS_ROOT}/home"
+_MAKE_FOLDERS = f"import os\nfor folder in {(LOGS, _HOME)!r}: os.makedirs(folder, exist_ok=True)\n"
 _OUTSIDE = (TESTS, _LOGS_ROOT, "/proc", "/dev", "/sys")
 _ENVIRONMENT = {**ENVIRONMENT, "HOME": _HOME, "TMPDIR": "/tmp", "PYTHONPATH": TESTS}
 
@@ -132,7 +143,8 @@ class WorkspaceVerifier:
             if self._pool is None:
                 self._pool = await take_pool(self._settings)
         async with self._pool.session(limits=self._limits) as session:
-            unpacked = await session.exec(_UNPACK, stdin=content, wall_seconds=COPY_SECONDS)
+            unpacked = await session.exec(_UNPACK, stdin=content, wall_seconds=copy_seconds(verification))
+            _reject_late(unpacked, content)
             if unpacked.exit_code in _NO_PROGRAM:
                 raise SandboxError(f"files cannot be unpacked: {unpacked.stderr.strip()}", retryable=False)
             if not unpacked.ok:
@@ -150,7 +162,11 @@ class WorkspaceVerifier:
         )
         async with Container(settings, self._limits) as container:
             fill = ["bash", "-c", _REPLACE, "bash", options.workdir]
-            unpacked = await container.exec(fill, stdin=content, wall_seconds=COPY_SECONDS, cwd="/")
+            variables = await container.trusted_variables((options.workdir,))
+            unpacked = await container.exec(
+                fill, stdin=content, wall_seconds=copy_seconds(verification), env=variables, cwd="/"
+            )
+            _reject_late(unpacked, content)
             if unpacked.exit_code == _NOT_EMPTIED:  # the folder is the image's, and nothing of the program is there
                 words = f"{options.workdir} of {containers.image} cannot be emptied: {unpacked.stderr.strip()}"
                 raise SandboxError(words[:_MAX_MESSAGE_CHARACTERS], retryable=False)
@@ -159,20 +175,19 @@ class WorkspaceVerifier:
                 raise SandboxError(words[:_MAX_MESSAGE_CHARACTERS], retryable=False)
             if not unpacked.ok:
                 return _no_files(unpacked.stderr.strip() or f"tar was ended by {unpacked.limit_hit}")
-            cleaned = await container.run_apart(clean_links((options.workdir,), _OUTSIDE), COPY_SECONDS)
+            cleaned = await container.run_apart(clean_links((options.workdir,), _OUTSIDE), copy_seconds(verification))
+            _reject_late(cleaned, content)
             if not cleaned.ok:
                 return _no_files(cleaned.stderr.strip() or f"their check was ended by {cleaned.limit_hit}")
             await _lay_out(container, verification)
-            try:
-                result = await container.exec(
-                    ["bash", f"{TESTS}/test.sh"],
-                    wall_seconds=verification.timeout_seconds,
-                    env={**_ENVIRONMENT, **verification.env},
-                    cwd=options.workdir,
-                )
-                reward, why, numbers = await read_reward(container, result, verification)
-            except ToolFault as fault:  # the code that it checks can end its container
-                return Verdict(0.0, f"the verifier's container ended: {fault.message}")
+            # Code that it checks cannot end the container: that is a fault.
+            result = await container.exec(
+                ["bash", f"{TESTS}/test.sh"],
+                wall_seconds=verification.timeout_seconds,
+                env={**_ENVIRONMENT, **variables, **verification.env},
+                cwd=options.workdir,
+            )
+            reward, why, numbers = await read_reward(container, result, verification)
         message = "\n".join(part for part in (why, result.output[-_MAX_MESSAGE_CHARACTERS:].strip()) if part)
         return Verdict(reward, message, numbers, seconds=time.monotonic() - started)
 
@@ -194,7 +209,7 @@ def check_workdir(options: ContainerOptions) -> None:
 
 async def _lay_out(container: Container, verification: Verification) -> None:
     """Write the verifier's files. Raises SandboxError."""
-    made = await container.exec(["mkdir", "-p", LOGS, _HOME], cwd="/")
+    made = await container.run_apart(_MAKE_FOLDERS, COPY_SECONDS)
     if not made.ok:
         raise SandboxError(f"the verifier's folders cannot be made: {made.stderr.strip()[:200]}", retryable=False)
     try:
@@ -202,6 +217,12 @@ async def _lay_out(container: Container, verification: Verification) -> None:
     except OSError as error:
         words = f"the verifier's files cannot be written to {TESTS}: {error.strerror}"
         raise SandboxError(words, retryable=False) from error
+
+
+def _reject_late(result: RunResult, content: bytes) -> None:
+    """Raise SandboxError if the copy took too long and is not large."""
+    if result.limit_hit in ("wall_seconds", "total_wall_seconds") and len(content) <= _LARGE_COPY_BYTES:
+        raise SandboxError("the program's files were not unpacked and checked in time", retryable=False)
 
 
 def _no_files(why: str) -> Verdict:

@@ -60,6 +60,8 @@ _USER = "65534:65534"
 _CANNOT_RUN = 126
 _COPY_SECONDS = 60.0
 _COMPLAINT_BYTES = 2000
+_LOADED_BEFORE = ("BASH_ENV", "ENV", "LD_PRELOAD")
+"""Variables whose files a program reads before its own."""
 _starting: weakref.WeakKeyDictionary[Any, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
@@ -246,22 +248,38 @@ class Container:
         async with Container(replace(settings, folders=(*settings.folders, *folders)), limits) as companion:
             yield companion
 
-    async def trusted_paths(self) -> dict[str, str]:
-        """Return PATH and LD_LIBRARY_PATH for a program that must be the image's own: without folders that the user of
-        this container's commit could change. Raises SandboxError if no folder of PATH is left."""
-        if self._settings.committed is None or self._settings.trust_image:
+    async def trusted_variables(self, copied: Sequence[str] = ()) -> dict[str, str]:
+        """Return variables for a program that must be the image's own. PATH and LD_LIBRARY_PATH have no folders that
+        the programs of a trajectory could change: those in memory, the work folder and folders of `copied`, and those
+        that the user of this container's commit could change. Nothing is loaded before it. Raises SandboxError if no
+        folder of PATH is left."""
+        if self._settings.trust_image:
             return {}
-        found = await self.run_apart(f"{_source_of(trusted_paths)}\nmain()\n", _COPY_SECONDS)
+        changed = (*_IN_MEMORY, *((self.work_directory,) if self._settings.writable else ()), *copied)
+        code = f"{_source_of(trusted_paths)}\nmain({changed!r}, {self._settings.committed is not None})\n"
+        found = await self.run_apart(code, _COPY_SECONDS)
         paths: dict[str, str] = json.loads(found.stdout) if found.ok else {}
         if not paths.get("PATH"):
             words = f"the image's user {self._image.user} could replace the programs of all folders of PATH"
             raise SandboxError(f"{words}; change the image, or set trust_image", retryable=False)
-        return paths
+        return {**dict.fromkeys(_LOADED_BEFORE, ""), **paths}
+
+    def changed_folders(self) -> tuple[str, ...]:
+        """Return the folders whose contents a companion has: ``/`` if it has all changes. Raises SandboxError if it
+        can have none."""
+        if self._copies_work_folder():
+            return (*_IN_MEMORY, self.work_directory)
+        return (*_IN_MEMORY, "/") if self._settings.writable else _IN_MEMORY
+
+    @property
+    def has_changed_image(self) -> bool:
+        """Whether its image has been changed by programs that were not root."""
+        return self._settings.committed is not None and self.require().user[0] != 0
 
     async def copy_files(self, target: Container, wall_seconds: float) -> str:
         """Copy the folders in memory to those of its companion, and the work folder if it has none of the changes,
         including modes, times and links. Returns the reason if not everything was copied, and otherwise an empty text.
-        Raises ToolFault ``state_lost``."""
+        Raises ToolFault ``state_lost``, and SandboxError if it takes longer than `wall_seconds`."""
         async with self._turn():
             copied = self._copies_work_folder() and self.work_directory not in _IN_MEMORY
             return await self._copy_to(target, wall_seconds, (self.work_directory,) if copied else ())
@@ -271,7 +289,7 @@ class Container:
         return ContainerRequestFolder(self, folder)
 
     def whole(self) -> bool:
-        """Return whether its folders are unchanged: they are mounts, which its programs cannot move."""
+        """Return True: folders in memory are mounts. Whether the work folder is a link is checked in a companion."""
         return True
 
     async def _committed(self) -> ContainerSettings:
@@ -322,7 +340,7 @@ class Container:
         try:
             await asyncio.wait_for(pump(), wall_seconds)
         except asyncio.TimeoutError:
-            return f"it takes longer than {wall_seconds:g} s"
+            raise SandboxError(f"files were not copied within {wall_seconds:g} s", retryable=False) from None
         except ConnectionError:
             self.require()
             target.require()
@@ -515,7 +533,11 @@ class Container:
         writable = self._settings.writable
         home, user = (None, self._image.user) if writable else (wire.WORK_DIRECTORY, _USER)
         user = "" if self.provider.same_user else user
-        env = {"TMPDIR": "/tmp", **(egress.VARIABLES if self._settings.allowed_hosts else {})}
+        env = {
+            "TMPDIR": "/tmp",
+            **(egress.VARIABLES if self._settings.allowed_hosts else {}),
+            **dict(self._image.loader),
+        }
         return {"user": user, "home": home, "env": env, "seconds": self._settings.max_seconds}
 
 

@@ -132,7 +132,8 @@ class WorkspaceSandbox(Sandbox, Protocol):
         that its programs find empty, where a container needs to know them."""
 
     async def copy_files(self, target: Any, wall_seconds: float) -> str:
-        """Copy the work folder and /tmp to those of its companion. Returns why not everything was copied."""
+        """Copy the work folder and /tmp to those of its companion. Returns why not everything was copied.
+        Raises SandboxError if it takes longer than `wall_seconds`."""
 
     def request_folder(self, folder: str) -> RequestFolder:
         """The requests that its programs write to a folder, for `CommandRelay`."""

@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from verl_tool.sandbox.backends.container import Container
 
 _READ_BYTES = 1 << 16
+_READ = f"""
+import os
+pipe = os.open({{path!r}}, os.O_RDWR)
+while True:
+    os.write(1, os.read(pipe, {_READ_BYTES}))
+"""
+"""Run by the resident's interpreter: the image's programs may have been changed by those of a trajectory."""
 
 
 class ContainerRequestFolder:
@@ -22,8 +29,8 @@ class ContainerRequestFolder:
     @contextlib.asynccontextmanager
     async def listening(self, receive: Callable[[bytes], None]) -> AsyncIterator[None]:
         # Opened for writing too, so that reading never reaches the end of the pipe.
-        line = 'exec 3<> "$1"; exec cat <&3'
-        program = await self._container.spawn_inside(["sh", "-c", line, "sh", f"{self._folder}/requests"])
+        code = _READ.format(path=f"{self._folder}/requests")
+        program = await self._container.spawn_inside([], cwd="/", python=code)
 
         async def pump() -> None:
             while data := await program.stdout.read(_READ_BYTES):

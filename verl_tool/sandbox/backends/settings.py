@@ -10,6 +10,9 @@ from typing import Any
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox.backends.egress import EgressProxy
 
+LOADER_VARIABLES = ("LD_PRELOAD", "LD_LIBRARY_PATH")
+"""Variables that name what is loaded into each program."""
+
 
 @dataclass(frozen=True)
 class ImageSettings:
@@ -19,6 +22,8 @@ class ImageSettings:
     """``USER``: names or numbers."""
     workdir: str
     """``WORKDIR``."""
+    loader: tuple[tuple[str, str], ...] = ()
+    """`LOADER_VARIABLES` that it sets."""
 
 
 @dataclass(frozen=True)

@@ -353,7 +353,7 @@ class Session:
 
         Files that are unreadable for this session's user are made readable first. Returns the reason if not everything
         was copied, and otherwise an empty text. Raises ToolFault ``state_lost`` (see the class), and SandboxError if
-        the sandbox failed, or does not contain ``find`` and ``tar``.
+        the sandbox failed, takes longer than `wall_seconds`, or does not contain ``find`` and ``tar``.
         """
         async with self._turn(), target._lock:
             target._require()
@@ -367,6 +367,8 @@ class Session:
                 results = (self._exec_result(packing, ends[0], 0.0), target._exec_result(unpacking, ends[1], 0.0))
         if any(result.exit_code in (126, 127) for result in results):
             raise SandboxError(f"files cannot be copied: {results[0].stderr} {results[1].stderr}", retryable=False)
+        if any(result.limit_hit == "wall_seconds" for result in results):
+            raise SandboxError(f"files were not copied within {wall_seconds:g} s", retryable=False)
         failed = [result for result in results if not result.ok]
         return "; ".join(result.stderr.strip() or f"it was ended by {result.limit_hit}" for result in failed)
 

@@ -21,6 +21,7 @@ from verl_tool.sandbox import SessionLimits
 from verl_tool.sandbox.backends import Container, ContainerPool, ContainerSettings
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import load_tools
+from verl_tool.servers.tools.workspace import verifier
 from verl_tool.servers.tools.workspace.workspace import Workspace
 from verl_tool.verification import Verification
 
@@ -196,12 +197,15 @@ async def test_a_branch_of_a_changed_image_is_judged_like_its_origin() -> None:
             await branch.close()
 
 
-async def test_folders_of_path_that_the_user_owns_are_not_the_verifier_s(tmp_path: Path) -> None:
+@pytest.fixture
+async def image_of_a_user(tmp_path: Path) -> tuple[str, str]:
+    """An engine, and an image whose user owns a folder of PATH, and the folder with the work folder."""
     podman, image = real("podman"), "localhost/verl-tool-tests:user"
     lines = (
         f"FROM {REAL_IMAGE}",
-        "RUN mkdir -p /opt/own /srv/work && chown -R 1000:1000 /opt/own /srv/work",
+        "RUN mkdir -p /opt/own /srv/work && chown -R 1000:1000 /opt/own /srv",
         "ENV PATH=/opt/own:/usr/local/bin:/usr/bin:/bin",
+        "ENV BASH_ENV=/opt/own/startup LD_LIBRARY_PATH=/opt/own:/usr/local/lib",
         "USER 1000:1000",
         "WORKDIR /srv/work",
     )
@@ -209,14 +213,86 @@ async def test_folders_of_path_that_the_user_owns_are_not_the_verifier_s(tmp_pat
     limits = ["--ulimit", "nofile=512:512", "--ulimit", "nproc=1000:1000"]
     build = [podman, "build", "--quiet", "--network", "none", *limits, "--tag", image, str(tmp_path)]
     await asyncio.to_thread(subprocess.run, build, check=True, capture_output=True, timeout=120)
+    return podman, image
+
+
+FORGED = "#!/bin/sh\n/bin/mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt\n"
+
+
+async def test_programs_and_files_of_the_user_are_not_the_verifier_s(image_of_a_user: tuple[str, str]) -> None:
+    podman, image = image_of_a_user
     for trusted in (False, True):
         settings = ContainerSettings(podman, image, writable=True, trust_image=trusted)
         async with Container(settings, SessionLimits(wall_seconds=30)) as container:
-            fake = "#!/bin/sh\nmkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt\n"
-            await container.write_file("/opt/own/bash", fake.encode())
-            await container.exec(["/bin/chmod", "+x", "/opt/own/bash"])
+            for name in ("bash", "sh", "cat", "mkdir", "mkfifo", "chmod", "startup"):
+                await container.write_file(f"/opt/own/{name}", FORGED.encode())
+            assert (await container.exec(["/bin/chmod", "-R", "+x", "/opt/own"])).ok
+            if not trusted:
+                await container.write_file("/opt/own/libc.so.6", b"none")
             verdict = await Workspace(container).verify(VERIFICATION)
             assert verdict.reward == float(trusted), verdict.told
+
+
+async def test_links_to_the_verifier_s_files_are_nowhere(image_of_a_user: tuple[str, str]) -> None:
+    podman, image = image_of_a_user
+    test = """
+        cd /tests; cat /srv/elsewhere /srv/work/answer.txt && echo 1 > /logs/verifier/reward.txt
+        [ -L /srv/fine ] || echo 1 > /logs/verifier/reward.txt; true
+    """
+    files = pack_files({"test.sh": PackedFile(test.encode()), "expected": PackedFile(b"secret")})
+    check = Verification(files=files, timeout_seconds=30)
+    async with Container(ContainerSettings(podman, image, writable=True), SessionLimits(wall_seconds=30)) as container:
+        await container.exec(
+            "ln -s /tests/expected /srv/elsewhere; ln -s /proc/self/cwd/../../tests/expected answer.txt"
+        )
+        await container.exec("ln -s work /srv/fine")
+        verdict = await Workspace(container).verify(check)
+        assert (verdict.reward, "secret" in verdict.told) == (0.0, False), verdict
+        await container.exec("mv /srv/work /srv/old; ln -s /tests /srv/work", cwd="/")
+        verdict = await Workspace(container).verify(check)
+        assert (verdict.reward, "/srv/work is a link that leads to" in verdict.told) == (0.0, True), verdict
+
+
+async def test_folders_of_path_in_the_workspace_are_not_the_verifier_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ContainerSettings(stand_in(tmp_path, monkeypatch), "any")
+    monkeypatch.setenv("PATH", f"/box/work/bin:{os.environ['PATH']}")
+    async with Container(settings, SessionLimits(wall_seconds=30)) as container:
+        for name in ("bash", "chmod", "mkdir", "cat"):
+            await container.write_file(f"bin/{name}", b"#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n")
+        assert (await container.exec(["/bin/chmod", "-R", "+x", "bin"])).ok
+        verdict = await Workspace(container).verify(VERIFICATION)
+        assert (verdict.reward, "exit code" in verdict.told) == (0.0, True), verdict
+
+
+@pytest.mark.parametrize("limit", ["LARGE_BYTES", ""])
+async def test_a_late_copy_is_a_fault_unless_the_workspace_is_large(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def copy(self: Container, target: Container, seconds: float, *_: object) -> str:
+        await asyncio.sleep(0.2)
+        raise SandboxError(f"files were not copied within {seconds:g} s", retryable=False)
+
+    async def hang(*_: object) -> str:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    settings = ContainerSettings(stand_in(tmp_path, monkeypatch), "any")
+    monkeypatch.setattr(Container, "_copy_to", hang if limit else copy)
+    monkeypatch.setattr(verifier, "_LARGE_SECONDS", 3.0)
+    if limit:
+        monkeypatch.setattr(verifier, limit, 100)
+    check = Verification(files=VERIFICATION.files, timeout_seconds=2)
+    async with Container(settings, SessionLimits(wall_seconds=30)) as container:
+        await container.write_file("large", bytes(200))
+        if not limit:
+            with pytest.raises(SandboxError, match="not copied within 60 s"):
+                await Workspace(container).verify(check)
+            return
+        verdict = await Workspace(container).verify(check)
+        assert (verdict.reward, "or 200000 files and was not judged in 5 s" in verdict.told) == (0.0, True)
+        assert verdict.seconds < 20
 
 
 async def test_a_pool_whose_containers_do_not_start_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

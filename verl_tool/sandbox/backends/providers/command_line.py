@@ -11,7 +11,7 @@ from verl_tool.sandbox.backends.engine import ContainerEngine, end
 from verl_tool.sandbox.backends.providers import orphans
 from verl_tool.sandbox.backends.providers.protocol import OWN_PROCESSES, ContainerSpec
 from verl_tool.sandbox.backends.providers.runtime import runtime
-from verl_tool.sandbox.backends.settings import ImageSettings
+from verl_tool.sandbox.backends.settings import LOADER_VARIABLES, ImageSettings
 
 LABEL = "verl-tool=workspace"
 """Label of every container. ``docker ps --filter label=verl-tool`` lists them."""
@@ -20,7 +20,7 @@ _PULL_SECONDS = 1800.0
 _REMOVE_SECONDS = 60.0
 """Podman waits 10 s for a container whose conmon was killed. A removal that is cut off leaves mounts behind."""
 _COMMIT_SECONDS = 120.0
-_FORMAT = "{{.Config.User}}\n{{.Config.WorkingDir}}"
+_FORMAT = "{{.Config.User}}\n{{.Config.WorkingDir}}\n{{range .Config.Env}}{{println .}}{{end}}"
 _MAX_COMPLAINT_CHARACTERS = 500
 _MAX_USER_PROCESSES = 1 << 14
 """Maximum for ``--ulimit nproc``. The engine's limit may be lower than that of this process, and cannot be queried."""
@@ -50,8 +50,10 @@ class CommandLineProvider:
         if found.code != 0:
             words = f"{self.name} does not describe the image {image}: {_end_of(found.stderr)}"
             raise SandboxError(words, retryable=True)
-        user, _, workdir = found.stdout.decode(errors="replace").partition("\n")
-        return ImageSettings(user.strip() or "0:0", workdir.strip() or "/")
+        user, workdir, *variables = [line.strip() for line in found.stdout.decode(errors="replace").split("\n")]
+        pairs = [variable.partition("=") for variable in variables]
+        loader = tuple((name, value) for name, _, value in pairs if name in LOADER_VARIABLES)
+        return ImageSettings(user or "0:0", workdir or "/", loader)
 
     async def start(self, spec: ContainerSpec) -> CommandLineProcess:
         return CommandLineProcess(await self.engine.start(*_run_arguments(spec)))
@@ -113,7 +115,9 @@ def _run_arguments(spec: ContainerSpec) -> list[str]:
         # limit of one container is --pids-limit.
         *("--ulimit", f"nproc={_user_processes()}:{_user_processes()}"),
         *(word for path in spec.folders for word in ("--tmpfs", f"{path}:{folder}")),
-        *("--workdir", "/", "--entrypoint", "sh", settings.image, *python.command),
+        # What is started is root, and programs that were not may have changed a committed image.
+        *(word for name in LOADER_VARIABLES if settings.committed for word in ("--env", f"{name}=")),
+        *("--workdir", "/", "--entrypoint", "/bin/sh", settings.image, *python.command),
     ]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import posixpath
+from collections.abc import Mapping, Sequence
 
 from verl_tool.content.packed_files import PackedFile
-from verl_tool.errors import ConfigError
+from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.sandbox import SandboxPool, Session, SessionLimits
 from verl_tool.sandbox.backends import Container, Sandbox
+
+_SECONDS = 60.0
 
 
 async def started(pool: SandboxPool, limits: SessionLimits | None, files: Mapping[str, PackedFile]) -> Session:
@@ -44,6 +47,19 @@ async def lay_out(session: Sandbox, files: Mapping[str, PackedFile], folder: str
 
 
 async def _mark_executable(session: Sandbox, files: Mapping[str, PackedFile], folder: str) -> None:
-    programs = [f"{folder}/{path}" for path, file in files.items() if file.executable]
-    if programs:
-        await session.exec(["chmod", "u+x", "--", *programs])
+    await mark_executable(session, [f"{folder}/{path}" for path, file in files.items() if file.executable])
+
+
+async def mark_executable(session: Sandbox, paths: Sequence[str]) -> None:
+    """Let their owner execute files. Raises SandboxError, and what `exec` does."""
+    if not paths:
+        return
+    if isinstance(session, Container):  # no program of the image, which a trajectory may have changed
+        found = [posixpath.join(session.work_directory, path) for path in paths]
+        code = f"import os\nfor path in {found!r}:\n    os.chmod(path, os.stat(path).st_mode & 0o7777 | 0o100)\n"
+        result = await session.run_apart(code, _SECONDS)
+    else:
+        result = await session.exec(["chmod", "u+x", "--", *paths])
+    if not result.ok:
+        words = f"files cannot be made executable: {result.stderr.strip()[:200] or result.limit_hit}"
+        raise SandboxError(words, retryable=False)

@@ -7,6 +7,7 @@ asks for. So they can neither read what the verifier compares with nor write whe
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,52 +18,35 @@ from types import MappingProxyType
 from verl_tool import sandbox
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import SandboxError
-from verl_tool.sandbox import RunResult, Session, SessionLimits
+from verl_tool.sandbox import RunResult, SessionLimits
 from verl_tool.sandbox.backends import Container, Sandbox, WorkspaceSandbox
 from verl_tool.sandbox.inside import wire
+from verl_tool.sandbox.result import CellResult
 from verl_tool.sandbox.session.command_relay import CALLS, CommandRelay
-from verl_tool.servers.tools.workspace.layout import lay_out
+from verl_tool.servers.tools.workspace.layout import lay_out, mark_executable
+from verl_tool.util.deadline import Deadline
 from verl_tool.verification import MARGIN_SECONDS, Verdict, Verification, reward_in
 
 TESTS, LOGS, _OWN = "/tests", "/logs/verifier", wire.VERIFIER_DIRECTORY
-_HELPER = Path(sandbox.__file__).parent / "inside" / "verifier" / "in_workspace.py"
+_INSIDE = Path(sandbox.__file__).parent / "inside" / "verifier"
 _COMMAND = f'#!/bin/sh\nexec python3 -I {_OWN}/lib/in_workspace.py "$@"\n'
 """The helper for shells."""
-_PREPARE = f"mkdir -p {LOGS} {_OWN}/home/tmp {_OWN}/lib {_OWN}/bin {CALLS} && mkfifo -m 600 {CALLS}/requests || exit 1"
+_MADE = (LOGS, f"{_OWN}/home/tmp", f"{_OWN}/lib", f"{_OWN}/bin", CALLS)
+_PREPARE = f"""
+import os
+for folder in {_MADE!r}:
+    os.makedirs(folder, exist_ok=True)
+os.mkfifo("{CALLS}/requests", 0o600)
+"""
 _PREPARE_SESSION = (
-    f"mkdir -p /box/tests /box/logs; {_PREPARE}; [ /tests -ef /box/tests ] && [ /logs -ef /box/logs ] || exit 9"
+    f"mkdir -p /box/tests /box/logs {' '.join(_MADE)} && mkfifo -m 600 {CALLS}/requests || exit 1; "
+    "[ /tests -ef /box/tests ] && [ /logs -ef /box/logs ] || exit 9"
 )
 """In a session, the verifier's folders are links."""
 _NO_LINKS = 9
 """Exit code of `_PREPARE_SESSION`."""
 _FOLDERS = (TESTS, "/logs", _OWN)
 """The verifier's."""
-_CLEAN = """
-import os, stat
-def within(path, folders):
-    return any(path == folder or path.startswith(folder + "/") for folder in folders)
-folders = list(OWN)
-while folders:
-    try:
-        entries = list(os.scandir(folders.pop()))
-    except OSError:
-        continue  # a path that is too long to be opened
-    for entry in entries:
-        mode = entry.stat(follow_symlinks=False).st_mode
-        if stat.S_ISDIR(mode):
-            folders.append(entry.path)
-        elif stat.S_ISLNK(mode):
-            try:
-                target = os.path.realpath(entry.path)
-            except OSError:
-                target = "/proc"
-            if within(target, OUTSIDE) and not within(target, OWN):
-                os.unlink(entry.path)
-        elif not stat.S_ISREG(mode):
-            os.unlink(entry.path)
-"""
-"""Removes from the copied files what is neither file, folder nor link, and links that lead to the verifier's own files
-or to its processes: a link ``answer.txt`` to the file with the expected answer would be right."""
 ENVIRONMENT = MappingProxyType(
     {
         "HOME": f"{_OWN}/home",
@@ -85,6 +69,10 @@ WORKSPACE_VARIABLE = "VERL_TOOL_WORKSPACE"
 _START = f'PATH="{_OWN}/bin:$PATH" exec bash --noprofile --norc {TESTS}/test.sh'
 _EXTRA_BYTES, _EXTRA_FILES, _MIN_PROCESSES = 64 << 20, 4096, 64
 """Limits of a verifier beyond those of the workspace, whose files it has as well."""
+LARGE_BYTES, LARGE_FILES = 1 << 30, 200_000
+_LARGE_SECONDS = MARGIN_SECONDS - 10
+"""In which a larger workspace must be judged, in addition to the verifier's own time: before the callers' deadline."""
+_MIN_COPY_SECONDS = 60.0
 _MAX_MESSAGE_CHARACTERS = 2000
 """Of the end of what a verifier printed."""
 
@@ -92,19 +80,43 @@ _MAX_MESSAGE_CHARACTERS = 2000
 async def verify(session: WorkspaceSandbox, verification: Verification) -> Verdict:
     """End what runs in a workspace, and run the verifier beside it. What the trajectory has done to its
     workspace (folders that were moved, say) gives the reward 0, as does a verifier that does not end, fails (its exit
-    code is not 0) or writes no reward. Raises ToolFault if the session is lost, SandboxError if the sandbox failed."""
+    code is not 0) or writes no reward. Raises ToolFault if the session is lost, SandboxError if the sandbox failed or
+    is late. A workspace above `LARGE_BYTES` or `LARGE_FILES` can be why it is late, and then gives the reward 0."""
     began = time.monotonic()
     await session.end_programs()
-    reward, reason, numbers = await _verify(session, verification)
+    if await _is_large(session):
+        left = verification.timeout_seconds + _LARGE_SECONDS - (time.monotonic() - began)
+        try:
+            with Deadline(max(0.0, left)):
+                reward, reason, numbers = await _verify(session, verification)
+        except asyncio.TimeoutError:
+            words = f"the workspace has more than {LARGE_BYTES >> 20} MiB or {LARGE_FILES} files and was not judged in"
+            reward, reason, numbers = 0.0, f"{words} {verification.timeout_seconds + _LARGE_SECONDS:g} s", {}
+    else:
+        reward, reason, numbers = await _verify(session, verification)
     return Verdict(reward, reason, numbers, seconds=time.monotonic() - began)
+
+
+async def _is_large(session: WorkspaceSandbox) -> bool:
+    if not isinstance(session, Container):
+        return session.limits.disk_bytes > LARGE_BYTES or session.limits.disk_files > LARGE_FILES
+    check = f"print(is_large({session.changed_folders()!r}, {LARGE_BYTES}, {LARGE_FILES}), flush=True)"
+    return (await session.run_apart(f"{_checks()}\n{check}\n", MARGIN_SECONDS)).stdout.strip() != "False"
+
+
+def copy_seconds(verification: Verification) -> float:
+    """Return how long each of these may take: to copy a workspace's files, and to check the copy."""
+    return max(_MIN_COPY_SECONDS, verification.timeout_seconds)
 
 
 async def _verify(session: WorkspaceSandbox, verification: Verification) -> tuple[float, str, dict[str, float]]:
     if not session.whole():
         return 0.0, "the trajectory moved the folders of its workspace", {}
+    seconds = copy_seconds(verification)
     async with session.companion(_limits(session.limits, verification), _FOLDERS) as own:
+        variables = await _container_variables(own)
         await _prepare(own, verification)
-        complaint = await session.copy_files(own, MARGIN_SECONDS / 2) or await _remove_traps(own)
+        complaint = await session.copy_files(own, seconds) or await _remove_traps(own, seconds)
         if complaint:
             return 0.0, f"the workspace's files cannot be copied: {complaint[-_MAX_MESSAGE_CHARACTERS:]}", {}
         relay = CommandRelay(own.request_folder(CALLS), session, verification.timeout_seconds)
@@ -112,7 +124,7 @@ async def _verify(session: WorkspaceSandbox, verification: Verification) -> tupl
             result = await own.exec(
                 ["bash", "--noprofile", "--norc", "-c", _START],
                 wall_seconds=verification.timeout_seconds,
-                env={**ENVIRONMENT, **await _environment(own), **verification.env},
+                env={**ENVIRONMENT, **variables, **verification.env},
             )
         if relay.fault is not None:
             raise relay.fault
@@ -126,14 +138,13 @@ def _limits(limits: SessionLimits, verification: Verification) -> SessionLimits:
         disk_bytes=limits.disk_bytes + _EXTRA_BYTES,
         disk_files=limits.disk_files + _EXTRA_FILES,
         processes=max(limits.processes, _MIN_PROCESSES),
-        total_wall_seconds=verification.timeout_seconds + 2 * MARGIN_SECONDS,
+        total_wall_seconds=verification.timeout_seconds + 2 * copy_seconds(verification) + 2 * MARGIN_SECONDS,
     )
 
 
 async def _prepare(own: WorkspaceSandbox, verification: Verification) -> None:
     """Lay out what the verifier needs. Raises SandboxError: nothing of the trajectory's is there yet."""
-    script = _PREPARE_SESSION if isinstance(own, Session) else _PREPARE
-    result = await own.exec(script, wall_seconds=MARGIN_SECONDS / 2, cwd="/")
+    result = await _make_folders(own)
     if result.exit_code == _NO_LINKS:
         raise SandboxError(
             "the sandbox has no /tests and /logs: this host's Python is there; install it elsewhere", False
@@ -145,38 +156,53 @@ async def _prepare(own: WorkspaceSandbox, verification: Verification) -> None:
         await lay_out(own, unpack(verification.files), TESTS)
         await own.write_file(f"{_OWN}/lib/in_workspace.py", _helper())
         await own.write_file(f"{_OWN}/bin/in_workspace", _COMMAND.encode())
-        await own.exec(["chmod", "+x", f"{_OWN}/bin/in_workspace"])
+        await mark_executable(own, [f"{_OWN}/bin/in_workspace"])
     except OSError as error:
         raise SandboxError(f"the verifier's files cannot be written: {error.strerror}", retryable=False) from error
 
 
-def clean_links(folders: Sequence[str], outside: Sequence[str]) -> str:
+async def _make_folders(own: WorkspaceSandbox) -> RunResult:
+    if isinstance(own, Container):  # no program of the image, which the trajectory may have changed
+        return await own.run_apart(_PREPARE, MARGIN_SECONDS)
+    return await own.exec(_PREPARE_SESSION, wall_seconds=MARGIN_SECONDS, cwd="/")
+
+
+def clean_links(folders: Sequence[str], outside: Sequence[str], *, everywhere: bool = False) -> str:
     """Return a Python program that removes from `folders` what is neither file, folder nor link, and links that lead
-    `outside`."""
-    return f"OWN, OUTSIDE = {tuple(folders)!r}, {tuple(outside)!r}{_CLEAN}"
+    `outside`: a link ``answer.txt`` to the file with the expected answer would be right. everywhere: and such links of
+    its user from the rest of the root file system."""
+    return f"{_checks()}\nclean({tuple(folders)!r}, {tuple(outside)!r}, {everywhere!r})\n"
+
+
+@lru_cache(maxsize=1)
+def _checks() -> str:
+    return (_INSIDE / "copied_files.py").read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=1)
 def _helper() -> bytes:
-    return _HELPER.read_bytes()
+    return (_INSIDE / "in_workspace.py").read_bytes()
 
 
-async def _environment(own: WorkspaceSandbox) -> dict[str, str]:
-    """What a verifier in a container has besides."""
+async def _container_variables(own: WorkspaceSandbox) -> dict[str, str]:
+    """Return what a verifier in a container has besides. Nothing of the trajectory's is in its folders yet."""
     if not isinstance(own, Container):
         return {}
-    return {WORKSPACE_VARIABLE: "container", **await own.trusted_paths()}
+    return {WORKSPACE_VARIABLE: "container", **await own.trusted_variables()}
 
 
-async def _remove_traps(own: WorkspaceSandbox) -> str:
-    """Why not, if something among the workspace's files is in the way."""
-    seconds = MARGIN_SECONDS / 2
+async def _remove_traps(own: WorkspaceSandbox, seconds: float) -> str:
+    """Return why not, if something among the workspace's files is in the way. Raises SandboxError if it is late."""
+    result: RunResult | CellResult
     if isinstance(own, Container):
         folders = (own.work_directory, wire.WORK_DIRECTORY, "/tmp")
-        result = await own.run_apart(clean_links(folders, (*_FOLDERS, "/proc", "/dev", "/sys")), seconds)
+        outside = (*_FOLDERS, "/proc", "/dev", "/sys")
+        result = await own.run_apart(clean_links(folders, outside, everywhere=own.has_changed_image), seconds)
     else:
         code = clean_links(("/box/work", "/box/tmp"), ("/box", "/proc", "/dev", "/sys"))
         result = await own.run(code, wall_seconds=seconds)
+    if result.limit_hit in ("wall_seconds", "total_wall_seconds"):
+        raise SandboxError(f"the copied files were not checked within {seconds:g} s", retryable=False)
     return "" if result.ok else result.stderr.strip() or f"their check was ended by {result.limit_hit}"
 
 

@@ -1,0 +1,143 @@
+"""What is removed from a verifier's copy of a workspace, and which workspaces are large."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verl_tool.sandbox.inside.verifier import copied_files
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "expected").write_text("42")
+    (tmp_path / "usr").mkdir()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "in.txt").write_text("in")
+    return tmp_path / "work"
+
+
+def clean(work: Path) -> set[str]:
+    """Names of what stays."""
+    copied_files.clean([str(work)], [str(work.parent / "tests"), "/proc", "/dev"], False)
+    return set(os.listdir(work))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "{root}/tests/expected",
+        "../tests/absent",
+        "../usr/../tests",
+        "/proc/self/cwd/expected",
+        "/proc/self/cwd/../work/in.txt",
+        "/dev/stdin",
+        "/usr/../proc/self/fd/0",
+        "/",
+        "{root}",
+        "{root}/work/../work/../tests/expected",
+    ],
+)
+def test_links_that_lead_outside_are_removed(work: Path, target: str) -> None:
+    (work / "answer").symlink_to(target.format(root=work.parent))
+    assert clean(work) == {"in.txt"}
+
+
+@pytest.mark.parametrize(
+    "target", ["in.txt", "absent", "loop", "../work/in.txt", "../usr", "{root}/work", "/usr/bin/env"]
+)
+def test_links_that_lead_elsewhere_stay(work: Path, target: str) -> None:
+    (work / "loop").symlink_to("loop")
+    (work / "answer").symlink_to(target.format(root=work.parent))
+    assert clean(work) == {"in.txt", "answer", "loop"}
+
+
+def test_links_over_links_and_what_is_no_file_are_removed(work: Path) -> None:
+    (work / "far").symlink_to(work.parent / "usr")
+    (work / "near").symlink_to("far/../tests")
+    (work / "deep").mkdir()
+    (work / "deep" / "check").symlink_to("../far/../tests/expected")
+    os.mkfifo(work / "pipe")
+    (work / "deep").chmod(0o500)
+    assert clean(work) == {"in.txt", "far", "deep"}
+    assert os.listdir(work / "deep") == []
+
+
+@pytest.mark.parametrize("target", ["tests", "/proc/self/cwd", "/"])
+def test_a_folder_that_leads_outside_is_named(work: Path, target: str) -> None:
+    other = work.parent / "other"
+    other.symlink_to(work.parent / target)
+    with pytest.raises(RuntimeError, match="other is a link that leads"):
+        copied_files.clean([str(other)], [str(work.parent / "tests"), "/proc"], False)
+
+
+def test_a_folder_within_others_that_are_not_its_own(work: Path) -> None:
+    (work / "answer").symlink_to("../usr")
+    (work / "up").symlink_to("../work/in.txt")
+    copied_files.clean([str(work)], [str(work.parent)], False)
+    assert set(os.listdir(work)) == {"in.txt", "up"}
+
+
+def test_a_folder_may_be_a_link(work: Path) -> None:
+    other = work.parent / "other"
+    other.symlink_to("work")
+    (work / "answer").symlink_to("../tests/expected")
+    (work / "fine").symlink_to(other / "in.txt")
+    copied_files.clean([str(other)], [str(work.parent / "tests")], False)
+    assert set(os.listdir(work)) == {"in.txt", "fine"}
+
+
+def test_links_elsewhere_are_removed_too(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, home = work.parent, work.parent / "home"
+    home.mkdir()
+    (home / "result").symlink_to(root / "tests" / "expected")
+    (home / "null").mkdir()
+    (home / "null" / "mounted").symlink_to("/dev/null")
+    (home / "python").symlink_to("/usr/bin/python3")
+    walk = copied_files._walk
+    monkeypatch.setattr(copied_files, "_walk", lambda path, *rest: walk(str(root) if path == "/" else path, *rest))
+    monkeypatch.setattr(copied_files, "_mount_points", lambda: {str(home / "null")})
+    copied_files.clean([str(work)], [str(root / "tests"), "/dev"], True)
+    assert set(os.listdir(home)) == {"null", "python"}
+    assert os.listdir(home / "null") == ["mounted"], "another file system"
+
+
+def test_how_large_folders_are(work: Path) -> None:
+    assert not copied_files.is_large([str(work)], 2, 1)
+    assert copied_files.is_large([str(work)], 1, 1)
+    (work / "locked").mkdir()
+    (work / "locked" / "sparse").touch()
+    os.truncate(work / "locked" / "sparse", 1 << 30)
+    (work / "locked").chmod(0)
+    assert copied_files.is_large([str(work)], 1 << 29, 10)
+    assert not copied_files.is_large([str(work)], 1 << 31, 10)
+    assert copied_files.is_large([str(work)], 1 << 31, 2)
+
+
+def test_mount_points_are_found() -> None:
+    assert "/proc" in copied_files._mount_points()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_it_reads_no_further_module(work: Path) -> None:
+    """Run as in a container: without the right to read Python's own files, or those that were changed."""
+    checks = Path(copied_files.__file__).read_text()
+    code = f"""
+import os, stat, sys
+os.seteuid(65534)
+sys.meta_path.clear()
+{checks}
+print(bool(_mount_points()), is_large([{str(work)!r}], 1 << 50, 9), clean([{str(work)!r}], ["/proc"], False))
+"""
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("True False None\n", "")
+
+
+def test_it_needs_no_newer_python_than_3_8() -> None:
+    ast.parse(Path(copied_files.__file__).read_text(), feature_version=(3, 8))

@@ -1,0 +1,162 @@
+"""Check the files of a workspace before its verifier reads them: standard library only, no import of this project.
+
+Runs in the workspace or in the verifier's copy of it, as the user of the workspace.
+"""
+
+import os
+import stat
+
+_MAX_HOPS = 40
+"""Links that the kernel follows for one path."""
+_READABLE = 0o500
+_ESCAPES = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\"))
+"""In names of ``/proc/self/mountinfo``."""
+
+
+def within(path, folders):
+    return any(folder == "/" or path == folder or path.startswith(folder + "/") for folder in folders)
+
+
+def leads_outside(path, own, outside):
+    """Return whether an absolute path leads, at its end or on its way, to a folder of `outside` that is not within
+    `own`. It is followed link by link: a link in /proc leads elsewhere for another process."""
+    waiting, current, hops = path.split("/")[::-1], "/", 0
+    while waiting:
+        name = waiting.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            current = os.path.dirname(current)
+            continue
+        current = os.path.join(current, name)
+        on_the_way = within(current, own) or any(within(folder, (current,)) for folder in own)
+        if within(current, outside) and not on_the_way:
+            return True
+        try:
+            target = os.readlink(current)
+        except OSError:
+            continue
+        hops += 1
+        if hops > _MAX_HOPS:
+            return False
+        current = "/" if target.startswith("/") else os.path.dirname(current)
+        waiting.extend(target.split("/")[::-1])
+    return not within(current, own) and (
+        within(current, outside) or any(within(folder, (current,)) for folder in outside)
+    )
+
+
+def clean(folders, outside, everywhere):
+    """Remove from `folders` what is neither file, folder nor link, and links that lead `outside`. everywhere: and such
+    links of this process's user from the rest of the root file system. Raises RuntimeError if a folder itself leads
+    there."""
+    own = tuple(os.path.realpath(folder) for folder in folders)
+    for folder in folders:
+        if leads_outside(folder, folders, outside):
+            raise RuntimeError(f"{folder} is a link that leads to files of the verifier or of processes")
+    for folder in own:
+        for _, entries in _walk(folder):
+            for entry in entries:
+                if not _may_stay(entry, own, outside):
+                    _remove(entry)
+    if everywhere:
+        for _, entries in _walk("/", {*_mount_points(), *own}):
+            for entry in entries:
+                if entry.is_symlink() and _is_own(entry) and leads_outside(entry.path, own, outside):
+                    _remove(entry)
+
+
+def _may_stay(entry, own, outside):
+    try:
+        mode = entry.stat(follow_symlinks=False).st_mode
+    except PermissionError:
+        return True  # nor can the verifier reach it
+    if stat.S_ISLNK(mode):
+        return not leads_outside(entry.path, own, outside)
+    return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+
+
+def is_large(folders, max_bytes, max_files):
+    """Return whether `folders` have more than so many bytes or files. In ``/`` only what this process's user may have
+    written counts."""
+    size = count = 0
+    for folder in folders:
+        is_root = folder == "/"
+        for path, entries in _walk(folder, _mount_points() if is_root else (), not is_root):
+            try:
+                found = os.stat(path)
+            except PermissionError:
+                continue
+            except OSError:
+                return True  # too long
+            own = found.st_uid == os.geteuid()
+            if own and found.st_mode & _READABLE != _READABLE:
+                return True  # what is in it is not known
+            if not is_root or own or os.access(path, os.W_OK):
+                sizes = [
+                    entry.stat(follow_symlinks=False).st_size for entry in entries if not is_root or _is_own(entry)
+                ]
+                size, count = size + sum(sizes), count + len(sizes)
+            if size > max_bytes or count > max_files:
+                return True
+    return False
+
+
+def _walk(folder, skipped=(), make_readable=False):
+    """The folder and those below it, but none of `skipped`, each with its entries."""
+    waiting = [folder]
+    while waiting:
+        path = waiting.pop()
+        if make_readable:
+            _make_readable(path)
+        entries = _scanned(path)
+        yield path, entries
+        waiting.extend(e.path for e in entries if e.is_dir(follow_symlinks=False) and e.path not in skipped)
+
+
+def _make_readable(path):
+    try:
+        found = os.stat(path)
+        if found.st_uid == os.geteuid() and found.st_mode & _READABLE != _READABLE:
+            os.chmod(path, stat.S_IMODE(found.st_mode) | _READABLE)
+    except OSError:
+        pass
+
+
+def _scanned(path):
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except OSError:
+        return []  # not this user's, or too long to be opened
+
+
+def _is_own(entry):
+    try:
+        return entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+    except PermissionError:
+        return False
+
+
+def _remove(entry):
+    """Raises OSError unless neither the entry nor its folder is this user's."""
+    try:
+        os.unlink(entry.path)
+    except PermissionError:
+        folder = os.path.dirname(entry.path)
+        found = os.stat(folder)
+        if found.st_uid == os.geteuid():
+            os.chmod(folder, stat.S_IMODE(found.st_mode) | 0o700)
+            os.unlink(entry.path)
+            os.chmod(folder, stat.S_IMODE(found.st_mode))
+        elif _is_own(entry):
+            raise
+
+
+def _mount_points():
+    """Decoded by hand: a codec would be a module that this process may not be able to read, or that was changed."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        points = [os.fsdecode(line.split()[4]) for line in file]
+    for escaped, plain in _ESCAPES:
+        points = [point.replace(escaped, plain) for point in points]
+    return {point for point in points if point != "/"}
