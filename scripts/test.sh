@@ -9,11 +9,12 @@ source scripts/env.sh dev train
 ruff check .
 ruff format --check .
 mypy
-two_at_a_time=(python -m pytest -n 2 --dist loadfile --durations=20)
-[ "$*" != quick ] || exec "${two_at_a_time[@]}" -m "not slow and not e2e"
+# Three for two cores: tests wait for servers, and for what they start.
+several=(python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=20)
+[ "$*" != quick ] || exec "${several[@]}" -m "not slow and not e2e"
 [ $# -eq 0 ] || exec python -m pytest "$@"
 code=0
-"${two_at_a_time[@]}" -m "not alone and not e2e" || code=$?
+"${several[@]}" -m "not alone and not e2e" || code=$?
 # One at a time: those that load the machine, or would find each other's Ray. Only their files are imported.
 marks='mark\.alone|TRAINS_ON_CPU'
 [ -z "${VERL_TOOL_E2E:-}" ] || marks="$marks|mark\.e2e"
