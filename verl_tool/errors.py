@@ -34,6 +34,10 @@ class SandboxError(VerlToolError):
         """Whether the code certainly did not run, so that running it again is safe."""
 
 
+class LateError(SandboxError):
+    """The sandbox did not copy or check files in time. There may be too many of them."""
+
+
 class ToolFault(VerlToolError):
     """Infrastructure failed on the way to an observation. Never shown to the model, never trained on."""
 

@@ -28,7 +28,6 @@ from verl_tool.gateway.program import workspace_verifier
 from verl_tool.gateway.program.container_program import ContainerOptions, ProgramContainers
 from verl_tool.gateway.program.workspace_verifier import WorkspaceCopy
 from verl_tool.gateway.session import SessionModel
-from verl_tool.protocol import FaultKind
 from verl_tool.sandbox import RunResult, SandboxPool
 from verl_tool.sandbox.backends import Container
 from verl_tool.sandbox.isolation.levels import Level, strongest
@@ -261,7 +260,9 @@ async def test_a_late_copy_is_a_fault_unless_it_is_large(max_bytes: int, monkeyp
     assert (verdict.score, verdict.fault is None) == ((0.0, True) if max_bytes == 100 else (None, False)), verdict
 
 
-async def test_a_container_that_vanishes_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_container_that_vanishes_under_the_tests_gives_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits, options = AgentProgram().limits, ContainerOptions(engine=stand_in(tmp_path, monkeypatch))
     containers = ProgramContainers("any", options, limits)
     told = await verdict_on(tar_of("a", b"1"), verification("cat a; echo 1 > /logs/verifier/reward.txt"), containers)
@@ -275,8 +276,7 @@ async def test_a_container_that_vanishes_is_a_fault(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(Container, "exec", vanish)
     lost = await verdict_on(tar_of("a", b"1"), verification(), containers)
-    assert lost.fault is not None
-    assert (lost.score, lost.fault.kind) == (None, FaultKind.STATE_LOST)
+    assert (lost.score, "container ended" in lost.told) == (0.0, True)
 
 
 @pytest.fixture(params=["stand-in", "docker", "podman"])

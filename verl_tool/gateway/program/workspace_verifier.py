@@ -180,14 +180,16 @@ class WorkspaceVerifier:
             if not cleaned.ok:
                 return _no_files(cleaned.stderr.strip() or f"their check was ended by {cleaned.limit_hit}")
             await _lay_out(container, verification)
-            # Code that it checks cannot end the container: that is a fault.
-            result = await container.exec(
-                ["bash", f"{TESTS}/test.sh"],
-                wall_seconds=verification.timeout_seconds,
-                env={**_ENVIRONMENT, **variables, **verification.env},
-                cwd=options.workdir,
-            )
-            reward, why, numbers = await read_reward(container, result, verification)
+            try:
+                result = await container.exec(
+                    ["bash", f"{TESTS}/test.sh"],
+                    wall_seconds=verification.timeout_seconds,
+                    env={**_ENVIRONMENT, **variables, **verification.env},
+                    cwd=options.workdir,
+                )
+                reward, why, numbers = await read_reward(container, result, verification)
+            except ToolFault as fault:  # the code that it checks can bring the kernel to end it for its memory
+                return Verdict(0.0, f"the verifier's container ended: {fault.message}")
         message = "\n".join(part for part in (why, result.output[-_MAX_MESSAGE_CHARACTERS:].strip()) if part)
         return Verdict(reward, message, numbers, seconds=time.monotonic() - started)
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from verl_tool.errors import ConfigError, SandboxError, ToolFault
+from verl_tool.errors import ConfigError, LateError, SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.sandbox.backends import egress, transfer
 from verl_tool.sandbox.backends.cells import Cells
@@ -340,7 +340,7 @@ class Container:
         try:
             await asyncio.wait_for(pump(), wall_seconds)
         except asyncio.TimeoutError:
-            raise SandboxError(f"files were not copied within {wall_seconds:g} s", retryable=False) from None
+            raise LateError(f"files were not copied within {wall_seconds:g} s", retryable=False) from None
         except ConnectionError:
             self.require()
             target.require()

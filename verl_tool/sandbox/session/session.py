@@ -27,7 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
-from verl_tool.errors import ConfigError, SandboxError, ToolFault
+from verl_tool.errors import ConfigError, LateError, SandboxError, ToolFault
 from verl_tool.protocol import FaultKind
 from verl_tool.sandbox import oom_kills
 from verl_tool.sandbox.backends import transfer
@@ -368,7 +368,7 @@ class Session:
         if any(result.exit_code in (126, 127) for result in results):
             raise SandboxError(f"files cannot be copied: {results[0].stderr} {results[1].stderr}", retryable=False)
         if any(result.limit_hit == "wall_seconds" for result in results):
-            raise SandboxError(f"files were not copied within {wall_seconds:g} s", retryable=False)
+            raise LateError(f"files were not copied within {wall_seconds:g} s", retryable=False)
         failed = [result for result in results if not result.ok]
         return "; ".join(result.stderr.strip() or f"it was ended by {result.limit_hit}" for result in failed)
 

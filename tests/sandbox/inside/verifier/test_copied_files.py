@@ -141,3 +141,21 @@ print(bool(_mount_points()), is_large([{str(work)!r}], 1 << 50, 9), clean([{str(
 
 def test_it_needs_no_newer_python_than_3_8() -> None:
     ast.parse(Path(copied_files.__file__).read_text(), feature_version=(3, 8))
+
+
+def test_links_in_folders_that_cannot_be_listed_are_removed(work: Path) -> None:
+    hidden = work / "hidden"
+    hidden.mkdir()
+    (hidden / "answer").symlink_to(work.parent / "tests" / "expected")
+    hidden.chmod(0o300)
+    clean(work)
+    assert not (hidden / "answer").is_symlink()
+    assert hidden.stat().st_mode & 0o700 == 0o700
+
+
+def test_links_that_take_too_long_to_follow_are_an_error(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copied_files, "_MAX_NAMES", 1000)
+    for number in range(3):
+        (work / f"link{number}").symlink_to("d/../" * 300 + f"link{number + 1}")
+    with pytest.raises(RuntimeError, match="too long to follow"):
+        clean(work)

@@ -15,7 +15,7 @@ from containers import REAL_IMAGE, real, stand_in
 from toy_tools import until
 
 from verl_tool.content.packed_files import PackedFile, pack_files
-from verl_tool.errors import ConfigError, SandboxError, ToolFault
+from verl_tool.errors import ConfigError, LateError, SandboxError, ToolFault
 from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD, FaultKind, StepRequest
 from verl_tool.sandbox import SessionLimits
 from verl_tool.sandbox.backends import Container, ContainerPool, ContainerSettings
@@ -266,20 +266,21 @@ async def test_folders_of_path_in_the_workspace_are_not_the_verifier_s(
         assert (verdict.reward, "exit code" in verdict.told) == (0.0, True), verdict
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("limit", ["LARGE_BYTES", ""])
 async def test_a_late_copy_is_a_fault_unless_the_workspace_is_large(
-    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def copy(self: Container, target: Container, seconds: float, *_: object) -> str:
         await asyncio.sleep(0.2)
-        raise SandboxError(f"files were not copied within {seconds:g} s", retryable=False)
+        raise LateError(f"files were not copied within {seconds:g} s", retryable=False)
 
     async def hang(*_: object) -> str:
         await asyncio.sleep(60)
         raise AssertionError
 
     settings = ContainerSettings(stand_in(tmp_path, monkeypatch), "any")
-    monkeypatch.setattr(Container, "_copy_to", hang if limit else copy)
+    monkeypatch.setattr(Container, "_copy_to", hang if limit and late else copy)
     monkeypatch.setattr(verifier, "_LARGE_SECONDS", 3.0)
     if limit:
         monkeypatch.setattr(verifier, limit, 100)
@@ -291,7 +292,7 @@ async def test_a_late_copy_is_a_fault_unless_the_workspace_is_large(
                 await Workspace(container).verify(check)
             return
         verdict = await Workspace(container).verify(check)
-        assert (verdict.reward, "or 200000 files and was not judged in 5 s" in verdict.told) == (0.0, True)
+        assert (verdict.reward, "or 50000 files and was not judged in 5 s" in verdict.told) == (0.0, True)
         assert verdict.seconds < 20
 
 

@@ -6,7 +6,7 @@ import asyncio
 import resource
 import secrets
 
-from verl_tool.errors import SandboxError
+from verl_tool.errors import LateError, SandboxError
 from verl_tool.sandbox.backends.engine import ContainerEngine, end
 from verl_tool.sandbox.backends.providers import orphans
 from verl_tool.sandbox.backends.providers.protocol import OWN_PROCESSES, ContainerSpec
@@ -66,7 +66,8 @@ class CommandLineProvider:
         ran = await self.engine.run(["commit", "--quiet", "--pause=false", name, image], seconds=_COMMIT_SECONDS)
         if ran.code != 0:
             words = _end_of(ran.stderr) if ran.code is not None else f"not within {_COMMIT_SECONDS:g} s"
-            raise SandboxError(f"{self.name} commit failed: {words}", retryable=True)
+            kind = LateError if ran.code is None else SandboxError
+            raise kind(f"{self.name} commit failed: {words}", retryable=True)
         return image
 
     async def remove_image(self, image: str) -> None:

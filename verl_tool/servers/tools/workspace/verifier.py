@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from verl_tool import sandbox
 from verl_tool.content.packed_files import unpack
-from verl_tool.errors import SandboxError
+from verl_tool.errors import LateError, SandboxError
 from verl_tool.sandbox import RunResult, SessionLimits
 from verl_tool.sandbox.backends import Container, Sandbox, WorkspaceSandbox
 from verl_tool.sandbox.inside import wire
@@ -69,7 +69,7 @@ WORKSPACE_VARIABLE = "VERL_TOOL_WORKSPACE"
 _START = f'PATH="{_OWN}/bin:$PATH" exec bash --noprofile --norc {TESTS}/test.sh'
 _EXTRA_BYTES, _EXTRA_FILES, _MIN_PROCESSES = 64 << 20, 4096, 64
 """Limits of a verifier beyond those of the workspace, whose files it has as well."""
-LARGE_BYTES, LARGE_FILES = 1 << 30, 200_000
+LARGE_BYTES, LARGE_FILES = 256 << 20, 50_000
 _LARGE_SECONDS = MARGIN_SECONDS - 10
 """In which a larger workspace must be judged, in addition to the verifier's own time: before the callers' deadline."""
 _MIN_COPY_SECONDS = 60.0
@@ -89,7 +89,7 @@ async def verify(session: WorkspaceSandbox, verification: Verification) -> Verdi
         try:
             with Deadline(max(0.0, left)):
                 reward, reason, numbers = await _verify(session, verification)
-        except asyncio.TimeoutError:
+        except (asyncio.TimeoutError, LateError):
             words = f"the workspace has more than {LARGE_BYTES >> 20} MiB or {LARGE_FILES} files and was not judged in"
             reward, reason, numbers = 0.0, f"{words} {verification.timeout_seconds + _LARGE_SECONDS:g} s", {}
     else:
@@ -202,7 +202,7 @@ async def _remove_traps(own: WorkspaceSandbox, seconds: float) -> str:
         code = clean_links(("/box/work", "/box/tmp"), ("/box", "/proc", "/dev", "/sys"))
         result = await own.run(code, wall_seconds=seconds)
     if result.limit_hit in ("wall_seconds", "total_wall_seconds"):
-        raise SandboxError(f"the copied files were not checked within {seconds:g} s", retryable=False)
+        raise LateError(f"the copied files were not checked within {seconds:g} s", retryable=False)
     return "" if result.ok else result.stderr.strip() or f"their check was ended by {result.limit_hit}"
 
 
