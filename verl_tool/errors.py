@@ -35,7 +35,7 @@ class SandboxError(VerlToolError):
 
 
 class LateError(SandboxError):
-    """The sandbox did not copy or check files in time. There may be too many of them."""
+    """The sandbox did not copy, commit or check files in time. There may be too many of them."""
 
 
 class ToolFault(VerlToolError):

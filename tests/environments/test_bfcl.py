@@ -235,6 +235,23 @@ async def test_a_wrong_row_is_named(
     assert words in fault.message
 
 
+async def test_a_crash_of_the_checker_is_what_the_calls_did(dialogues: Dialogues) -> None:
+    turns = [write_call("add", number=1e308), write_call("add", number=1e308), "Done.", "Done.", "Done."]
+    played = await dialogues.play(turns, ROW, DATA)
+    assert played.verdict is not None
+    assert played.verdict.fault is not None
+    assert played.verdict.fault.kind is FaultKind.TOOL_CRASHED
+    assert "OverflowError" in played.verdict.fault.message
+    assert played.verdict.score == 0.0
+
+
+async def test_a_relative_interpreter_is_found(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(python.parent)
+    environment = BfclEnvironment(python=Path("..", python.parent.name, python.name))
+    await environment.start()
+    await environment.close()
+
+
 async def test_an_interpreter_without_the_package_is_an_error_at_the_start(tmp_path: Path, python: Path) -> None:
     with pytest.raises(StartError, match="option python"):
         await BfclEnvironment().start()

@@ -71,6 +71,7 @@ def multi_turn_checker(turns, truth, entry, category, model):
         states = []
         for name, calls in (("eval", [call for step in turn for call in step]), ("truth", gold)):
             states.append(execute(calls, entry["initial_config"], [], model + name, entry["id"])[1]["MathAPI"].total)
+            int(states[-1])  # raises for an infinite one
         if states[0] != states[1]:
             return {"valid": False, "error_type": "state", "error_message": f"turn {number}: {states}"}
     return {"valid": True}

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from PIL import Image
+from recordings import ramp
 
 from verl_tool.content.parts import ImagePart, encode_image
 from verl_tool.errors import SandboxError, ToolFault, VerlToolError
@@ -72,6 +73,8 @@ class Puppet(Tool):
         if verb == "pictures":
             # One for each number, red in so many parts of 255.
             return ToolResult(parts=["see ", *map(picture, map(int, rest.split())), " above"])
+        if verb == "sound":
+            return ToolResult("a sound", audio=ramp())
         if verb == "bytes":
             return ToolResult("an object", image=object())
         if verb == "surrogate":

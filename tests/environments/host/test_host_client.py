@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -245,3 +247,43 @@ async def test_the_host_is_written_for_python_3_8_and_its_library() -> None:
             + ([node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else [])
         }
         assert imported <= set(sys.stdlib_module_names)
+
+
+class OpponentFirst:
+    """As much of a game of TextArena as its beginning needs: the other player has the first turn."""
+
+    def reset(self, num_players: int, seed: int) -> None:
+        pass
+
+    def get_observation(self) -> tuple[int, list[object]]:
+        return 1, []
+
+
+async def test_an_opponent_that_raises_ends_a_game_for_good() -> None:
+    def raising(text: str, random: object) -> str:
+        raise ValueError("no move")
+
+    game = kinds.TextArenaGame(OpponentFirst(), raising)
+    for play in (lambda: game.begin(0), lambda: game.step("[1]")):
+        with pytest.raises(kinds.GameFailedError, match="the opponent raised ValueError: no move"):
+            play()
+
+
+async def test_a_game_that_fails_at_its_beginning_is_an_error_of_the_row() -> None:
+    class Failing(kinds.HostedGame):
+        def begin(self, seed: int) -> list[dict[str, str]]:
+            raise kinds.GameFailedError("no move")
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ours.makefile("rwb") as stream:
+        stream.write(json.dumps({"begin": "g", "seed": 0, "make": {}, "extract": None}).encode() + b"\n")
+        stream.flush()
+        ours.shutdown(socket.SHUT_WR)
+        child = os.fork()
+        if child == 0:
+            try:
+                episode_process.serve_episode(theirs, {"g": lambda _: Failing()}, 1 << 30)
+            finally:
+                os._exit(0)
+        assert json.loads(stream.readline()) == {"raised": "no move"}
+        await asyncio.to_thread(os.waitpid, child, 0)

@@ -145,12 +145,14 @@ async def test_what_no_policy_can_cause_is_masked(servers, tmp_path):
         assert (blamed["mask_sample"], blamed["reward"]) == (False, 1.0), "its own call did it: graded as it stands"
 
 
-async def test_an_image_in_an_output_is_left_out_and_the_session_goes_on(servers, tmp_path):
+async def test_media_in_an_output_are_left_out_and_the_session_goes_on(servers, tmp_path):
     async with agents(servers, tmp_path, Puppet(), Ledger()) as (agent, _):
         one = agent()
         await one.seed()
         status, text = await one.post("/puppet", {"input": "pictures 3 4"})
         assert (status, text.count("an image was left out")) == (200, 2)
+        status, text = await one.post("/puppet", {"input": "sound"})
+        assert (status, "a sound" in text, "audio was left out" in text) == (200, True, True)
         verdict = await one.verify(message("42"))
         assert (verdict["reward"], verdict["mask_sample"]) == (1.0, False)
 

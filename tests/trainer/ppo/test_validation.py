@@ -33,7 +33,7 @@ def test_no_mean_of_nothing():
     assert told == {INVALID: 1.0}
 
 
-def test_sources_of_one_owner_are_told_apart():
+def test_sources_of_one_owner_keep_results_of_their_own():
     metrics = {
         "val-core/openai/gsm8k/acc/mean@1": 0.5,
         "val-core/openai/other/acc/mean@4": 0.25,

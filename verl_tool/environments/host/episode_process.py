@@ -5,7 +5,7 @@
 | ``{"begin": environment, "seed", "make", "extract"}`` | ``{"messages"}`` |
 | ``{"action": text}`` | ``{"observation", "reward", "done"}``, ``{"unread": true}`` if `extract` finds nothing in it |
 | either | ``{"raised": words}`` if the environment raised; an action may be followed by others |
-| either | ``{"failed": words}`` if the game cannot go on |
+| ``{"action": text}`` | ``{"failed": words}`` if the game cannot go on |
 
 It ends when the socket is closed. Runs in the foreign interpreter with the standard library only.
 """
@@ -55,7 +55,7 @@ def serve_episode(connection: socket, makers: Mapping[str, Maker], memory_bytes:
                     assert game is not None
                     answer = play(game, pattern, request["action"])
             except GameFailedError as error:
-                answer = {"failed": str(error)[:MAX_ERROR_CHARACTERS]}
+                answer = {"raised" if "begin" in request else "failed": str(error)[:MAX_ERROR_CHARACTERS]}
             except Exception as error:  # noqa: BLE001  (an environment may raise anything)
                 answer = {"raised": describe_error(error)}
             stream.write(json.dumps(answer).encode() + b"\n")

@@ -292,7 +292,7 @@ async def test_a_late_copy_is_a_fault_unless_the_workspace_is_large(
                 await Workspace(container).verify(check)
             return
         verdict = await Workspace(container).verify(check)
-        assert (verdict.reward, "or 50000 files and was not judged in 5 s" in verdict.told) == (0.0, True)
+        assert (verdict.reward, "is large and was not judged in 5 s" in verdict.told) == (0.0, True)
         assert verdict.seconds < 20
 
 

@@ -70,6 +70,8 @@ _START = f'PATH="{_OWN}/bin:$PATH" exec bash --noprofile --norc {TESTS}/test.sh'
 _EXTRA_BYTES, _EXTRA_FILES, _MIN_PROCESSES = 64 << 20, 4096, 64
 """Limits of a verifier beyond those of the workspace, whose files it has as well."""
 LARGE_BYTES, LARGE_FILES = 256 << 20, 50_000
+_LARGE_SESSION_BYTES, _LARGE_SESSION_FILES = 1 << 30, 200_000
+"""Of a session, whose limits count: what is in it is not known."""
 _LARGE_SECONDS = MARGIN_SECONDS - 10
 """In which a larger workspace must be judged, in addition to the verifier's own time: before the callers' deadline."""
 _MIN_COPY_SECONDS = 60.0
@@ -90,8 +92,8 @@ async def verify(session: WorkspaceSandbox, verification: Verification) -> Verdi
             with Deadline(max(0.0, left)):
                 reward, reason, numbers = await _verify(session, verification)
         except (asyncio.TimeoutError, LateError):
-            words = f"the workspace has more than {LARGE_BYTES >> 20} MiB or {LARGE_FILES} files and was not judged in"
-            reward, reason, numbers = 0.0, f"{words} {verification.timeout_seconds + _LARGE_SECONDS:g} s", {}
+            words = f"the workspace is large and was not judged in {verification.timeout_seconds + _LARGE_SECONDS:g} s"
+            reward, reason, numbers = 0.0, words, {}
     else:
         reward, reason, numbers = await _verify(session, verification)
     return Verdict(reward, reason, numbers, seconds=time.monotonic() - began)
@@ -99,7 +101,8 @@ async def verify(session: WorkspaceSandbox, verification: Verification) -> Verdi
 
 async def _is_large(session: WorkspaceSandbox) -> bool:
     if not isinstance(session, Container):
-        return session.limits.disk_bytes > LARGE_BYTES or session.limits.disk_files > LARGE_FILES
+        limits = session.limits
+        return limits.disk_bytes > _LARGE_SESSION_BYTES or limits.disk_files > _LARGE_SESSION_FILES
     check = f"print(is_large({session.changed_folders()!r}, {LARGE_BYTES}, {LARGE_FILES}), flush=True)"
     return (await session.run_apart(f"{_checks()}\n{check}\n", MARGIN_SECONDS)).stdout.strip() != "False"
 
