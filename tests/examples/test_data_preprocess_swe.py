@@ -387,16 +387,19 @@ def test_programs_that_cannot_be_ended_are_a_failure(
 ) -> None:
     files_of = swe.verifier_files
 
-    def end_at_once(problem: Any, seconds: float) -> dict[str, bytes]:
+    def end_nothing(problem: Any, seconds: float) -> dict[str, bytes]:
         files = files_of(problem, seconds)
-        assert b"END_SECONDS = 20.0" in files["verify.py"]
-        return {**files, "verify.py": files["verify.py"].replace(b"END_SECONDS = 20.0", b"END_SECONDS = -1.0")}
+        script = files["verify.py"]
+        for text, other in ((b"END_SECONDS = 20.0", b"END_SECONDS = 0.1"), (b"(each, signal.SIGKILL)", b"(each, 0)")):
+            assert script.count(text) == 1
+            script = script.replace(text, other)
+        return {**files, "verify.py": script}
 
-    monkeypatch.setattr(swe, "verifier_files", end_at_once)
+    monkeypatch.setattr(swe, "verifier_files", end_nothing)
     problem = swe.READERS["swebench"](swebench_row(repository), 0)
     repository.write({"ops.py": RIGHT})
     assert shares(judge(problem)) == (1.0, 1.0, 1.0)
-    leave = "import subprocess\nsubprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+    leave = "import subprocess\nsubprocess.Popen(['sleep', '10'], start_new_session=True)\n"
     repository.write({"ops.py": RIGHT + leave})
     left = judge(problem)
     assert left["code"] == 1
