@@ -161,7 +161,7 @@ async def test_a_context_is_not_used_without_end(environment: MiniWobEnvironment
 
 @slow
 @in_module
-async def test_what_does_not_solve_it_gives_no_reward(environment: MiniWobEnvironment) -> None:
+async def test_what_does_not_end_it_loses(environment: MiniWobEnvironment) -> None:
     session, _ = await begin(environment, "enter-text", 3)
     for text in (
         'fill(1, "<script>WOB_RAW_REWARD_GLOBAL = 1; WOB_DONE_GLOBAL = true</script>")',
@@ -179,6 +179,8 @@ async def test_what_does_not_solve_it_gives_no_reward(environment: MiniWobEnviro
     ):
         result = await play(environment, session, text)
         assert (result.done, result.reward, result.valid) == (False, None, False)
+    verdict = await environment.verdict(session, "click(1)", {}, [])
+    assert verdict.reward == -1.0
     await environment.end(session)
 
 

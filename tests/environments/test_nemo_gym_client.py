@@ -162,6 +162,7 @@ async def test_numbers_in_addition_to_the_reward_are_recorded() -> None:
     assert trajectory.verdict.numbers == {
         "env_steps": 0.0,
         "env_invalid_steps": 0.0,
+        "env_done": 0.0,
         "tests_passed": 3.0,
         "correct": 1.0,
     }

@@ -115,7 +115,11 @@ class Environment(Tool):
         verdict = await self.verdict(state.session, text, verification.data, list(state.rewards))
         if verdict.reward is not None and not math.isfinite(verdict.reward):
             raise _not_finite(self.name, verdict.reward)
-        counts = {"env_steps": float(state.steps), "env_invalid_steps": float(state.invalid_steps)}
+        counts = {
+            "env_steps": float(state.steps),
+            "env_invalid_steps": float(state.invalid_steps),
+            "env_done": float(state.done),
+        }
         return Verdict(verdict.reward, verdict.told, {**counts, **verdict.numbers}, verdict.fault)
 
 

@@ -3,8 +3,9 @@
     python -m verl_tool.environments rows miniwob click-test-2,click-color --output data/train.parquet
 
 A row's arguments are ``page``, such as ``click-test-2``, and ``seed``. Each turn is an action of the browser, and the
-episode ends with the page's verdict, its ``raw_reward`` from -1 to 1. The pages are served from the package's folder;
-nothing else is reached, and the model runs no script, so that it cannot set the reward.
+episode ends with the page's verdict, its ``raw_reward`` from -1 to 1; one that does not end gets -1. The pages are
+served from the package's folder; nothing else is reached, and the model runs no script, so that it cannot set the
+reward.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from verl_tool.formats.scan import remove_thoughts
 from verl_tool.protocol import FaultKind, Opening, Role, ToolDescription
 from verl_tool.sandbox.isolation.levels import Level
 from verl_tool.servers.tools.base import ToolOptions, ToolResult
-from verl_tool.verification import ENVIRONMENT_STYLE
+from verl_tool.verification import ENVIRONMENT_STYLE, Verdict
 
 if TYPE_CHECKING:
     from playwright.async_api import JSHandle
@@ -55,8 +56,8 @@ _NOT_PLAYED = (
 _BEGIN_SECONDS = 60.0
 _READY_SECONDS = 2.0
 _LOST_REWARD = -1.0
-"""Of an episode whose page hangs, crashes or was left: what is played on it makes it do so, or a machine too slow for
-the deadlines."""
+"""Of an episode that did not end, as by MiniWoB's own clock, and of one whose page hangs, crashes or was left: what is
+played on it makes it do so, or a machine too slow for the deadlines."""
 _MAX_EPISODES = 50
 """Of a context, whose process may take so much time (`PageMonitor`) and memory in all."""
 _MAX_IDLE = 16
@@ -182,6 +183,11 @@ class MiniWobEnvironment(Environment):
         if session.results:
             return ToolResult("The task is over.", done=True, reward=session.results[0], role=role)
         return ToolResult(outcome.text, error=outcome.error, role=role)
+
+    async def verdict(
+        self, session: MiniWobSession, text: str, data: Mapping[str, Any], rewards: list[float]
+    ) -> Verdict:
+        return Verdict(session.results[0] if session.results else _LOST_REWARD)
 
     async def end(self, session: MiniWobSession) -> None:
         browser = session.browser

@@ -2,7 +2,8 @@
 
 The row names its environment in ``tools_kwargs.environment`` (`verl_tool.environments`), which judges the trajectory at
 its end. Score: its reward, any finite number; with `rewards=steps`, the sum of the rewards of its steps.
-A trajectory whose own action caused a fault gets `fault_reward`.
+A trajectory whose own action caused a fault gets `fault_reward`, one that did not end its episode
+`unfinished_reward`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ class EnvironmentOptions(RewardOptions):
     right_from: float = 1.0
     """Minimum reward, before `scale`, at which a trajectory counts as right."""
     fault_reward: float = 0.0
+    unfinished_reward: float | None = None
+    """Reward of an episode that the environment did not end, such as one cut by ``max_turns``; None: the environment's
+    verdict. Where losing gives less than 0, a policy learns to play on rather than to lose unless this is as low."""
     turn_rewards: bool = False
     """Whether each step's reward is also that of its turn, for estimators that take them (``mt_grpo``)."""
     turn_weight: float = Field(0.0, ge=0)
@@ -37,7 +41,7 @@ class EnvironmentRewardManager(GradingRewardManager[EnvironmentOptions]):
 
     Options = EnvironmentOptions
     options: EnvironmentOptions
-    details = ("verdict", "verdict_seconds", "env_steps", "env_invalid_steps")
+    details = ("verdict", "verdict_seconds", "env_steps", "env_invalid_steps", "env_done")
 
     @property
     def by_turns(self) -> bool:
@@ -67,4 +71,6 @@ class EnvironmentRewardManager(GradingRewardManager[EnvironmentOptions]):
         details = {"verdict": reward, "verdict_seconds": verdict.seconds, **counts}
         if options.rewards == "steps":
             reward = sum(call.reward or 0.0 for call in trajectory.calls)
+        if options.unfinished_reward is not None and verdict.numbers.get("env_done") == 0.0:
+            return Grade(options.unfinished_reward, False, details, turn_rewards=turns)
         return Grade(reward * options.scale, reward >= options.right_from, details, turn_rewards=turns)
