@@ -111,6 +111,7 @@ def build_tokenizer(pages: Sequence[RenderedPage], system: str) -> PreTrainedTok
     tokenizer = make_tokenizer(texts, VOCABULARY, CHAT_TEMPLATE)
     words = {f" {word}" for page in pages for word in re.findall(r"[A-Za-z]+", page.text)}
     words |= {word for page in pages for word in re.findall(r"\b[A-Z]{2,}\b", page.text)}
+    words |= {f" {page.word}" for page in pages}
     tokenizer.add_tokens([NAMED, ONE, ANY, "click(", "focus(", *sorted(words)])
     return tokenizer
 
