@@ -4,8 +4,8 @@
     python benchmarks/openenv_peer.py play URL ACTION SESSIONS SECONDS
 
 ``echo`` returns its action, ``tool`` is an environment with one tool of fastmcp, and ``python`` runs code in openenv's
-PyExecutor, an interpreter in its own process. ``play`` steps as many sessions as said with `GenericEnvClient`, and
-prints the steps to warm up, the seconds, and the durations of the steps in milliseconds.
+PyExecutor, an interpreter in its own process. ``play`` steps as many sessions as said with `GenericEnvClient`, in
+episodes of 500 steps, and prints the steps to warm up, the seconds, and the durations of the steps in milliseconds.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservatio
 from openenv.core.env_server.types import Action, Observation, State
 
 _MAX_SESSIONS = 64
+_EPISODE_STEPS = 500
+"""Below what an episode of ours may have; the next one begins then."""
 
 
 class _TextAction(Action):
@@ -103,9 +105,16 @@ async def play(url: str, action: dict[str, Any], sessions: int, seconds: float) 
 
     async def step(client: GenericEnvClient, until: float, counts: bool) -> None:
         nonlocal warm_up
+        steps = _EPISODE_STEPS
         while time.perf_counter() < until:
+            if steps == _EPISODE_STEPS:
+                await client.reset()
+                steps = 0
+            steps += 1
             began = time.perf_counter()
-            await client.step(action)
+            answer = await client.step(action)
+            if answer.done:
+                raise SystemExit(f"the episode ended at step {steps}: {answer.observation}")
             if counts:
                 durations.append(1e3 * (time.perf_counter() - began))
             else:
@@ -113,7 +122,6 @@ async def play(url: str, action: dict[str, Any], sessions: int, seconds: float) 
 
     for client in clients:
         await client.connect()
-        await client.reset()
     await asyncio.gather(*(step(client, time.perf_counter() + 1.0, False) for client in clients))
     began = time.perf_counter()
     await asyncio.gather(*(step(client, began + seconds, True) for client in clients))
