@@ -56,6 +56,8 @@ def environment() -> Iterator[None]:
     decided = {name: os.environ[name] for name in ("RAY_AUTH_MODE",) if name in os.environ}
     os.environ.clear()
     os.environ.update(before | decided)
+    if (constants := sys.modules.get("huggingface_hub.constants")) is not None:
+        constants.HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "") == "1"  # read once, at the import
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,12 @@ async def test_each_turn_is_an_action_and_a_user_answers() -> None:
     assert not trajectory.calls[0].action
     assert trajectory.verdict is not None
     assert trajectory.verdict.score == pytest.approx(0.9)
-    assert trajectory.verdict.numbers == {"env_steps": 3.0, "env_invalid_steps": 1.0, "env_done": 1.0}
+    assert trajectory.verdict.numbers == {
+        "env_steps": 3.0,
+        "env_invalid_steps": 1.0,
+        "env_done": 1.0,
+        "env_judged": 0.0,
+    }
     assert len(guess.ended) == 1
 
 

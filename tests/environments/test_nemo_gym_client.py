@@ -163,6 +163,7 @@ async def test_numbers_in_addition_to_the_reward_are_recorded() -> None:
         "env_steps": 0.0,
         "env_invalid_steps": 0.0,
         "env_done": 0.0,
+        "env_judged": 1.0,
         "tests_passed": 3.0,
         "correct": 1.0,
     }

@@ -24,12 +24,13 @@ from verl_tool.servers.tools import load_tools
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 GAMES = str(Path(__file__).parents[1] / "helpers" / "toy_games.py")
-GUESS, NAUGHTY = f"{GAMES}:Guess", f"{GAMES}:Naughty"
+GUESS, NAUGHTY, LIMITED = f"{GAMES}:Guess", f"{GAMES}:Naughty", f"{GAMES}:Limited"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tools() -> AsyncIterator[ToolSet]:
-    config = {"name": "text_game", "environment": [GUESS, NAUGHTY], "max_steps": 4, "step_seconds": 2, "processes": 3}
+    games = [GUESS, NAUGHTY, LIMITED]
+    config = {"name": "text_game", "environment": games, "max_steps": 4, "step_seconds": 2, "processes": 3}
     made = ToolSet(load_tools("text_game", ToolConfig.from_cli(json.dumps({"tools": [config]}))))
     await made.start()
     yield made
@@ -65,7 +66,7 @@ async def test_an_episode_begins_with_the_rules_and_is_judged_by_its_rewards(too
     assert (results[-1].observation, results[-1].reward, results[-1].done) == ("Right.", 1.0, True)
     assert {result.role for result in results} == {"user"}
     [verdict] = await tools.step([StepRequest("a", "", len(results) + 1, extra={VERDICT_FIELD: {}})])
-    assert verdict.reward == 1.0
+    assert (verdict.reward, verdict.metrics["env_done"]) == (1.0, 1.0)
     await finish(tools, "a")
 
 
@@ -78,7 +79,18 @@ async def test_an_error_by_an_action_is_an_observation_and_steps_are_bounded(too
     assert wrong.observation.startswith("ValueError: invalid literal")
     assert wrong.role == "user"
     assert [(await act(tools, "b", step, "99")).done for step in (2, 3, 4)] == [False, False, True]
+    [verdict] = await tools.step([StepRequest("b", "", 5, extra={VERDICT_FIELD: {}})])
+    assert (verdict.reward, verdict.metrics["env_done"]) == (0.0, 0.0)
     await finish(tools, "b")
+
+
+@pytest.mark.parametrize(("action", "ended"), [("win", 1.0), ("late", 0.0), ("win late", 1.0)])
+async def test_an_end_by_a_limit_of_the_game_is_no_end_of_the_game(tools: ToolSet, action: str, ended: float) -> None:
+    opening_of(await begin(tools, action, environment=LIMITED, seed=1))
+    assert (await act(tools, action, 1, action)).done
+    [verdict] = await tools.step([StepRequest(action, "", 2, extra={VERDICT_FIELD: {}})])
+    assert verdict.metrics["env_done"] == ended
+    await finish(tools, action)
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,11 @@ async def test_forbidden_words_and_an_expected_state(scripted: Dialogues) -> Non
         played = await scripted.play([words], {"script": SCRIPT}, listed)
         assert played.verdict is not None
         assert played.verdict.score == score
+    # What might be taken for a control token is broken up before the user reads it.
+    for words, score in (("It is [ORDER-7], <b>24</b>.", 1.0), ("It is ORDER-7, <b>24</b>.", 0.0)):
+        played = await scripted.play([words], {"script": SCRIPT}, {"outputs": ["[ORDER-7]", "<b>24</b>"]})
+        assert played.verdict is not None
+        assert played.verdict.score == score
     after = {"stock": {"lamp": 0}, "orders": [["lamp", 2]]}
     for state in (after, state_hash(dict(reversed(after.items())))):
         played = await scripted.play([ORDER, "pounds"], {"script": SCRIPT}, {"state": state})

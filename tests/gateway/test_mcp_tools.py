@@ -22,7 +22,7 @@ from template_families import QWEN
 from toy_tools import Ledger, Puppet, until
 
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.agent_loop.trajectory import Excluded
+from verl_tool.agent_loop.trajectory import Excluded, StopReason
 from verl_tool.client import ToolClient
 from verl_tool.errors import ConfigError
 from verl_tool.formats import format_by_name
@@ -225,6 +225,16 @@ async def test_a_tool_server_that_fails_is_the_rollouts_fault(tmp_path: Path, se
             Excluded.FAULT,
             FaultKind.UNREACHABLE,
         )
+
+
+async def test_a_fault_that_a_call_may_have_caused_counts(tmp_path: Path, servers: LiveServers) -> None:
+    async with serve(tmp_path, servers, Puppet()) as fixture:
+        session = fixture.gateway.open_session()
+        error = await fixture.call(session, "puppet", input="crash it")
+        assert error["data"]["kind"] == FaultKind.TOOL_CRASHED.value
+        rollout = await session.finish()
+        assert rollout.fault is not None
+        assert (rollout.stop, rollout.excluded) == (StopReason.FAULT, None)
 
 
 async def test_a_gateway_without_a_tool_server_says_so(tmp_path: Path, servers: LiveServers) -> None:

@@ -23,6 +23,16 @@ class Guess:
         return f"{guess} is wrong.", 0.0, False, False, {}
 
 
+class Limited:
+    """Ends as an action says: ``win`` is an end, ``late`` is the limit's."""
+
+    def reset(self, seed=None):
+        return "Win or be late.", {}
+
+    def step(self, action):
+        return "Over.", 0.0, "win" in action, "late" in action, {}
+
+
 class Naughty:
     """Does to its process what an action names."""
 

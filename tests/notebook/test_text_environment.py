@@ -379,6 +379,11 @@ class Guesser(Solver):
         return ("7" if "No." in text else "4") + "</s>"
 
 
+class Crasher(Solver):
+    def say(self, text: str) -> str:
+        return "crash</s>"
+
+
 async def test_tasks_begin_in_environments_which_give_the_reward() -> None:
     servers = LiveServers()
     server = await servers.start([GuessEnvironment()])
@@ -390,6 +395,10 @@ async def test_tasks_begin_in_environments_which_give_the_reward() -> None:
     assert text(env, queries[0]) == "\nsystem: Be brief.</s>\nuser: Guess a number below 10.</s>\nassistant: "
     assert [sum(mask) for mask in masks] == [4, 4, 2]
     assert [history.trajectory.num_turns for history in histories] == [2, 2, 1]
+    crash = TextEnvironment(Crasher(tokenizer), tokenizer, server.url, chat=True, fault_reward=-1.0)
+    _, _, masks, rewards, histories = await asyncio.to_thread(crash.run, [""], environments=[{"secret": 7}])
+    assert (rewards, histories[0].trajectory.excluded) == ([-1.0], None)
+    assert sum(masks[0]) > 0
     for arguments in ({"tools": [add]}, {"tools": server.url, "chat": False}):
         with pytest.raises(ConfigError, match="environments need chat=True"):
             TextEnvironment(Guesser(tokenizer), tokenizer, **arguments).run([""], environments=[{}])

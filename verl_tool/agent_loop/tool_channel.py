@@ -87,7 +87,10 @@ class ToolChannel:
         result = await self._send(builder, action.text, turns_left, is_last)
         builder.calling = False
         seconds = now() - started
-        result = self._drop_unreadable_media(action, result)
+        try:
+            result = self._drop_unreadable_media(action, result)
+        except ToolFault as error:  # what the call made, so the record has it
+            result = replace(result, image=None, audio=None, fault=error.as_fault())
         builder.record(action, result, seconds, opens=opens)
         if result.fault is not None:
             fault = result.fault

@@ -293,7 +293,7 @@ class TrajectoryBuilder:
 
     def _excluded(self, stop: StopReason, options: EpisodeOptions) -> Excluded | None:
         if stop is StopReason.FAULT:
-            return None if self._is_policy_induced() else Excluded.FAULT
+            return None if self.is_policy_induced else Excluded.FAULT
         if stop is StopReason.ABORTED:
             return Excluded.ABORTED
         if options.mask_overlong_loss and stop.overlong:
@@ -302,11 +302,16 @@ class TrajectoryBuilder:
             return Excluded.VOID
         return None
 
-    def _is_policy_induced(self) -> bool:
-        """Whether the model's call may have caused the fault. If such faults were excluded, a policy could learn to
-        cause them."""
+    @property
+    def is_policy_induced(self) -> bool:
+        """Whether the model's call may have caused the fault, be it by an image in its answer that cannot be shown. If
+        such faults were excluded, a policy could learn to cause them."""
         last = self.calls[-1] if self.calls else None
-        return last is not None and not last.opens and last.fault is not None and last.fault.kind.provokable
+        if last is None or last.opens or not (last.action or any(segment.is_turn for segment in self.segments)):
+            return False
+        if last.fault is not None:
+            return last.fault.kind.provokable
+        return self.fault is not None and self.fault.kind is FaultKind.TOOL_CRASHED
 
     def _is_void(self, options: EpisodeOptions) -> bool:
         written = "".join(s.text for s in self.segments if s.is_turn)

@@ -44,6 +44,8 @@ class EnvironmentState:
     steps: int = 0
     invalid_steps: int = 0
     done: bool = False
+    truncated: bool = False
+    """Whether a limit of the environment's ended it."""
 
 
 class Environment(Tool):
@@ -104,7 +106,7 @@ class Environment(Tool):
         result = await self.step(state.session, call)
         state.steps += 1
         state.invalid_steps += not result.valid
-        state.done = result.done
+        state.done, state.truncated = result.done, result.truncated
         if result.reward is not None:
             if not math.isfinite(result.reward):
                 raise _not_finite(self.name, result.reward)
@@ -118,7 +120,8 @@ class Environment(Tool):
         counts = {
             "env_steps": float(state.steps),
             "env_invalid_steps": float(state.invalid_steps),
-            "env_done": float(state.done),
+            "env_done": float(state.done and not state.truncated),
+            "env_judged": float(type(self).verdict is not Environment.verdict),
         }
         return Verdict(verdict.reward, verdict.told, {**counts, **verdict.numbers}, verdict.fault)
 

@@ -165,21 +165,14 @@ class MiniWobEnvironment(Environment):
         except ActionSyntaxError as error:
             return ToolResult(f"Error: {error}", valid=False, invalid_reason=str(error), role=role)
 
-        async def is_over() -> bool:
-            try:
-                reward = await session.browser.evaluate(session.page, _RESULT)
-            except PageLostError:
-                reward = _LOST_REWARD
-            if reward is not None:
-                session.results.append(float(reward))
-            return reward is not None
-
         try:
-            outcome = await session.browser.perform(actions, is_over)
+            outcome = await session.browser.perform(actions, lambda: self._look(session))
         except BrowserLostError as error:
             raise ToolFault(FaultKind.STATE_LOST, str(error), retryable=False) from error
         if not session.results and session.browser.tab is not session.tab:
             session.results.append(_LOST_REWARD)
+        if not session.results and outcome.error:  # an action that fails is not looked behind
+            await self._look_again(session)
         if session.results:
             return ToolResult("The task is over.", done=True, reward=session.results[0], role=role)
         return ToolResult(outcome.text, error=outcome.error, role=role)
@@ -187,7 +180,28 @@ class MiniWobEnvironment(Environment):
     async def verdict(
         self, session: MiniWobSession, text: str, data: Mapping[str, Any], rewards: list[float]
     ) -> Verdict:
+        if not session.results:  # the page may have ended by its own clock since the last action
+            await self._look_again(session)
         return Verdict(session.results[0] if session.results else _LOST_REWARD)
+
+    async def _look(self, session: MiniWobSession) -> bool:
+        """Read the page's result and return whether there is one."""
+        try:
+            reward = await session.browser.evaluate(session.page, _RESULT)
+        except PageLostError:
+            reward = _LOST_REWARD
+        if reward is not None:
+            session.results.append(float(reward))
+        return reward is not None
+
+    async def _look_again(self, session: MiniWobSession) -> None:
+        """Read the page's result with the deadline of a turn. Raises ToolFault."""
+        try:
+            await asyncio.wait_for(self._look(session), self.options.timeout_seconds)
+        except asyncio.TimeoutError:
+            session.results.append(_LOST_REWARD)
+        except BrowserLostError as error:
+            raise ToolFault(FaultKind.STATE_LOST, str(error), retryable=False) from error
 
     async def end(self, session: MiniWobSession) -> None:
         browser = session.browser

@@ -240,6 +240,7 @@ class NemoGymEnvironment(Environment):
         return ToolResult(
             "\n".join(text for text in texts if text),
             done=answer.get("terminated") is True or answer.get("truncated") is True,
+            truncated=answer.get("terminated") is not True,
             reward=float(reward) if isinstance(reward, int | float) else None,
             role=role,
         )

@@ -194,9 +194,10 @@ class TextGame(Environment):
         late = session.steps >= self.options.max_steps
         if "raised" in answer or "unread" in answer:
             words = answer.get("raised") or f"No action was found; {describe_action(self.options.extract)}."
-            return ToolResult(words, valid=False, done=late, invalid_reason=words, role="user")
-        reward = answer["reward"]
-        return ToolResult(answer["observation"], done=answer["done"] or late, reward=reward, role="user")
+            return ToolResult(words, valid=False, done=late, truncated=late, invalid_reason=words, role="user")
+        reward, done = answer["reward"], answer["done"]
+        truncated = answer["truncated"] if done else late
+        return ToolResult(answer["observation"], done=done or late, truncated=truncated, reward=reward, role="user")
 
     async def _ask(
         self, session: GameSession, request: Mapping[str, Any], seconds: float, lost: FaultKind

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from verl_tool.environments.environment_tool import Environment, EnvironmentState
-from verl_tool.environments.simulated_user.conversation import SimulatedUser, SpokenMessage, readable
+from verl_tool.environments.simulated_user.conversation import SimulatedUser, SpokenMessage, readable, without_breaks
 from verl_tool.environments.simulated_user.domain import Database, Domain, state_hash
 from verl_tool.environments.simulated_user.model_user import ModelSampling, ModelUser, UserModel
 from verl_tool.environments.simulated_user.output_match import contains_output
@@ -205,11 +205,11 @@ class UserEnvironment(Environment):
     async def verdict(self, session: UserSession, text: str, data: Mapping[str, Any], rewards: list[float]) -> Verdict:
         """Return 1 if all that the ground truth names holds, else 0."""
         truth = _read(UserGroundTruth, data, "reward_model.ground_truth")
-        heard = "\n".join(message.text for message in session.conversation if not message.by_user)
+        heard = without_breaks("\n".join(message.text for message in session.conversation if not message.by_user))
         numbers = {"user_answers": float(sum(message.by_user for message in session.conversation) - 1)}
         if truth.outputs or truth.forbidden_outputs:
-            right = all(contains_output(heard, output) for output in truth.outputs)
-            wrong = any(contains_output(heard, output) for output in truth.forbidden_outputs)
+            right = all(contains_output(heard, without_breaks(output)) for output in truth.outputs)
+            wrong = any(contains_output(heard, without_breaks(output)) for output in truth.forbidden_outputs)
             numbers["outputs_right"] = float(right and not wrong)
         if truth.actions is not None or truth.state is not None:
             expected = await self._expected_hash(session, truth)

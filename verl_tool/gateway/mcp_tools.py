@@ -109,13 +109,14 @@ class SessionTools:
             await self._source.channel.release(self._builder)
 
     def add_to(self, rollout: Trajectory) -> Trajectory:
-        """`rollout` with the calls. After a fault of a tool it is left out of the loss."""
+        """`rollout` with the calls. Left out of the loss after a fault of a tool that no call can have caused."""
         calls = tuple(replace(call, over_mcp=True) for call in self._builder.calls)
         timings = replace(rollout.timings, tools=sum(call.seconds for call in calls))
         rollout = replace(rollout, calls=calls, timings=timings)
         if self._fault is None:
             return rollout
-        return replace(rollout, stop=StopReason.FAULT, fault=self._fault, excluded=Excluded.FAULT)
+        excluded = None if self._builder.is_policy_induced else Excluded.FAULT
+        return replace(rollout, stop=StopReason.FAULT, fault=self._fault, excluded=excluded)
 
     async def _run(self, action: Action) -> StepResult:
         builder = self._builder

@@ -83,6 +83,7 @@ class TextEnvironment:
         tool_prompt: ToolPrompt = "auto",
         image_processor: Any = None,
         subagents: bool = False,
+        fault_reward: float = 0.0,
     ) -> None:
         """
         `model`: a transformers model, or any `Generator` (its ``generate`` is a coroutine function).
@@ -110,6 +111,9 @@ class TextEnvironment:
 
         `subagents`: the model may delegate tasks, as with the loop's option. `run` gives the main agent's tokens; those
         of sub-agents are in `TextHistory.trajectory.rows`.
+
+        `fault_reward`: of a trajectory whose own action may have caused the fault that ended it, if a verification or
+        an environment was to judge it. Set it to the lowest reward there is.
 
         `tool_schemas`, `tool_prompt`: which tools a chat's prompt tells of, and how; as the loop's options
         (`EpisodeOptions`). Default: all of them.
@@ -153,6 +157,7 @@ class TextEnvironment:
             max_action_length=None if self._is_generator else self._kwargs.pop("max_new_tokens", None),
             enable_tqdm=False,
         )
+        self._fault_reward = fault_reward
         self._images = QwenImages(image_processor, self._tokenizer) if image_processor is not None else None
 
     def usage(self) -> str:
@@ -173,8 +178,8 @@ class TextEnvironment:
         """Queries, responses, masks, rewards and histories, one a task, in order.
 
         Token ids and masks are tensors if the model is transformers', else lists. A mask is 1 on tokens of the model;
-        it is 0 throughout if the tool server failed (`TextHistory.fault`). Works within a running event loop too.
-        `queries` is TRL's name of `tasks`.
+        it is 0 throughout if the tool server failed and no call can have caused it (`TextHistory.fault`). Works within
+        a running event loop too. `queries` is TRL's name of `tasks`.
 
         `files`, one a task: what is in its workspace when its first call comes, as a row's ``workspace_files``, or
         None. `verifications`, one a task: what looks at the workspace after the trajectory's end and gives the reward
@@ -189,7 +194,11 @@ class TextEnvironment:
         tool answers with an image and there is no `image_processor`.
         """
         requested = self._request(_texts(_only_one(tasks=tasks, queries=queries)), files, verifications, environments)
-        trajectories = [_graded(trajectory) for trajectory in _run(self._trajectories(requested))]
+        trajectories = _run(self._trajectories(requested))
+        trajectories = [
+            _graded(trajectory, task, self._fault_reward)
+            for trajectory, task in zip(trajectories, requested, strict=True)
+        ]
         histories = [TextHistory(trajectory, trajectory.reward or 0.0) for trajectory in trajectories]
         if self.reward_fn is not None:
             rewards = self.reward_fn([history.last_text_segment for history in histories], **rewards_kwargs)
@@ -384,14 +393,16 @@ def _one_each(name: str, given: Sequence[Any] | None, tasks: Sequence[str]) -> S
     return given
 
 
-def _graded(trajectory: Trajectory) -> Trajectory:
-    """With its verifier's reward, as the reward manager ``terminal`` gives it; without one, out of the loss."""
-    if trajectory.verdict is None:
-        return trajectory
-    score = trajectory.verdict.score
-    if score is None:
+def _graded(trajectory: Trajectory, task: _Task, fault_reward: float) -> Trajectory:
+    """With its verdict's reward, as the reward managers ``terminal`` and ``environment`` give it. Out of the loss
+    without one, unless the trajectory's own action may be why."""
+    verdict = trajectory.verdict
+    if verdict is None:
+        is_own_fault = trajectory.fault is not None and trajectory.excluded is None
+        return trajectory.with_reward(fault_reward) if task.verification is not None and is_own_fault else trajectory
+    if verdict.score is None:
         return replace(trajectory, excluded=trajectory.excluded or Excluded.GRADER)
-    return trajectory.with_reward(score)
+    return trajectory.with_reward(fault_reward if verdict.reward is None else verdict.score)
 
 
 def _texts(tasks: Sequence[str] | None) -> Sequence[str]:

@@ -16,7 +16,7 @@ from verl_tool.agent_loop.observation import TRUNCATION_MARK
 from verl_tool.agent_loop.observation_renderer import InlineRenderer
 from verl_tool.agent_loop.options import EpisodeOptions
 from verl_tool.agent_loop.tokenizer import render_prompt
-from verl_tool.agent_loop.trajectory import Segment, StopReason, Trajectory, write_jsonl
+from verl_tool.agent_loop.trajectory import Excluded, Segment, StopReason, Trajectory, write_jsonl
 from verl_tool.content.parts import ImagePart, read_media, to_wire
 from verl_tool.errors import ConfigError, ContentError
 from verl_tool.formats import Call
@@ -180,12 +180,17 @@ class TestRefusals:
         assert trajectory.fault is not None
         assert trajectory.fault.kind is FaultKind.TOOL_CRASHED
         assert words in trajectory.fault.message
+        assert trajectory.excluded is None  # the call may have made it
+        opens = await Run(["2"], answers(StepResult("t", "<image>", image=image)), call_tool_first=True)()
+        assert opens.fault is not None
+        assert opens.excluded is Excluded.FAULT
 
     async def test_an_image_that_the_model_does_not_take(self) -> None:
         thin = picture(1, (1000, 2))
         trajectory = await Run([CALL, "2"], answers(StepResult("t", "<image>", image=[thin])))()
         assert trajectory.fault is not None
         assert (trajectory.fault.kind, trajectory.fault.message) == (FaultKind.TOOL_CRASHED, "1000 pixels are too wide")
+        assert trajectory.excluded is None
 
     async def test_images_that_a_renderer_loses_are_a_fault(self) -> None:
         class Losing(InlineRenderer):

@@ -166,8 +166,8 @@ async def test_terminal_gives_no_reward_where_nothing_was_verified(left: dict[st
     assert why in result["reward_extra_info"]["reward_fault"]
 
 
-def judged(reward: float | None, done: bool = True, **more: Any) -> Verdict:
-    numbers = {"env_steps": 3.0, "env_invalid_steps": 1.0, "env_done": float(done)}
+def judged(reward: float | None, done: bool = True, whole: bool = False, **more: Any) -> Verdict:
+    numbers = {"env_steps": 3.0, "env_invalid_steps": 1.0, "env_done": float(done), "env_judged": float(whole)}
     return Verdict(reward, numbers=numbers, by_environment=True, **more)
 
 
@@ -182,6 +182,13 @@ def judged(reward: float | None, done: bool = True, **more: Any) -> Verdict:
         ({"verdict": judged(1.0, done=False)}, {"unfinished_reward": -1.0, "scale": 2.0}, -1.0, 0.0),
         ({"verdict": judged(1.0, done=False)}, {"unfinished_reward": -1.0, "rewards": "steps"}, -1.0, 0.0),
         ({"verdict": judged(1.0)}, {"unfinished_reward": -1.0}, 1.0, 1.0),
+        ({"verdict": judged(1.0, done=False, whole=True)}, {"unfinished_reward": -1.0}, 1.0, 1.0),
+        (
+            {"verdict": judged(1.0, done=False, whole=True), "stop": StopReason.MAX_TURNS},
+            {"unfinished_reward": -1.0},
+            -1.0,
+            0.0,
+        ),
         # A record of an earlier version, which did not say whether it ended.
         ({"verdict": Verdict(1.0, by_environment=True)}, {"unfinished_reward": -1.0}, 1.0, 1.0),
         ({"verdict": judged(None, fault=fault(FaultKind.TOOL_CRASHED))}, {"fault_reward": -1.0}, -1.0, 0.0),

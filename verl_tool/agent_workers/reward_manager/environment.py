@@ -13,9 +13,11 @@ from typing import Literal
 from pydantic import Field
 from verl.experimental.reward_loop.reward_manager import register
 
+from verl_tool.agent_loop.trajectory import StopReason, Trajectory
 from verl_tool.agent_workers.reward_manager.base import GradingRewardManager, RewardOptions
 from verl_tool.agent_workers.reward_manager.grade import Grade, GraderFault
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
+from verl_tool.verification import Verdict
 
 
 class EnvironmentOptions(RewardOptions):
@@ -27,8 +29,9 @@ class EnvironmentOptions(RewardOptions):
     """Minimum reward, before `scale`, at which a trajectory counts as right."""
     fault_reward: float = 0.0
     unfinished_reward: float | None = None
-    """Reward of an episode that the environment did not end, such as one cut by ``max_turns``; None: the environment's
-    verdict. Where losing gives less than 0, a policy learns to play on rather than to lose unless this is as low."""
+    """Reward of an episode that a limit ended, such as ``max_turns``, or that the model left before its end; None: the
+    environment's verdict. Where losing gives less than 0, a policy learns to play on rather than to lose unless this is
+    as low."""
     turn_rewards: bool = False
     """Whether each step's reward is also that of its turn, for estimators that take them (``mt_grpo``)."""
     turn_weight: float = Field(0.0, ge=0)
@@ -71,6 +74,14 @@ class EnvironmentRewardManager(GradingRewardManager[EnvironmentOptions]):
         details = {"verdict": reward, "verdict_seconds": verdict.seconds, **counts}
         if options.rewards == "steps":
             reward = sum(call.reward or 0.0 for call in trajectory.calls)
-        if options.unfinished_reward is not None and verdict.numbers.get("env_done") == 0.0:
+        if options.unfinished_reward is not None and _is_unfinished(trajectory, verdict):
             return Grade(options.unfinished_reward, False, details, turn_rewards=turns)
         return Grade(reward * options.scale, reward >= options.right_from, details, turn_rewards=turns)
+
+
+def _is_unfinished(trajectory: Trajectory, verdict: Verdict) -> bool:
+    """An environment that judges more than its steps' rewards judges an answer too. Records of earlier versions do not
+    say how their episode ended."""
+    numbers = verdict.numbers
+    is_judged_answer = trajectory.stop is StopReason.ANSWERED and numbers.get("env_judged") == 1.0
+    return numbers.get("env_done") == 0.0 and not is_judged_answer

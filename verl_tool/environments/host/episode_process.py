@@ -3,7 +3,8 @@
 | Request | Answer |
 |---|---|
 | ``{"begin": environment, "seed", "make", "extract"}`` | ``{"messages"}`` |
-| ``{"action": text}`` | ``{"observation", "reward", "done"}``, ``{"unread": true}`` if `extract` finds nothing in it |
+| ``{"action": text}`` | ``{"observation", "reward", "done", "truncated"}`` |
+| ``{"action": text}`` | ``{"unread": true}`` if `extract` finds nothing in it |
 | either | ``{"raised": words}`` if the environment raised; an action may be followed by others |
 | ``{"action": text}`` | ``{"failed": words}`` if the game cannot go on |
 
@@ -72,7 +73,7 @@ def play(game: HostedGame, pattern: re.Pattern[str] | None, turn: str) -> dict[s
             return {"unread": True}
         turn = next((group for group in matches[-1].groups() if group is not None), matches[-1].group())
     observation, reward, done = game.step(turn)
-    return {"observation": shorten(observation), "reward": reward, "done": done}
+    return {"observation": shorten(observation), "reward": reward, "done": done, "truncated": game.truncated}
 
 
 def shorten(text: str) -> str:

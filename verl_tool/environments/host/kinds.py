@@ -34,6 +34,9 @@ class GameFailedError(Exception):
 class HostedGame:
     """One episode of an environment."""
 
+    truncated = False
+    """Whether a limit of the environment's ended it."""
+
     def begin(self, seed: int) -> list[dict[str, str]]:
         """Start the episode and return its first chat messages."""
         raise NotImplementedError
@@ -83,7 +86,8 @@ class GymnasiumLike(HostedGame):
 
     def step(self, action: str) -> tuple[str, float | None, bool]:
         observation, reward, terminated, truncated, info = self._env.step(action)
-        done = bool(terminated) or bool(truncated)
+        self.truncated = bool(truncated) and not terminated
+        done = bool(terminated) or self.truncated
         return self._text(observation, {} if done else info), float(reward), done
 
     def close(self) -> None:

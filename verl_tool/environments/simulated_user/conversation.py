@@ -49,3 +49,12 @@ _MARKERS = re.compile(r"<(?=[|｜/a-zA-Z])|\[(?=/?[A-Z_]{2,})")
 
 def _break_markers(text: str) -> str:
     return _MARKERS.sub(lambda opening: f"{opening[0]} ", text)
+
+
+def without_breaks(text: str) -> str:
+    """Return a text as it was before `readable` broke markers up, and one that has such spaces by itself without
+    them: for comparisons, of which both sides are changed."""
+    return _BREAKS.sub(lambda found: found[0][0], text)
+
+
+_BREAKS = re.compile(r"[<\[] ")

@@ -57,6 +57,8 @@ class ToolResult:
     """False if the call could not be understood; an error in the model's code is valid."""
     done: bool = False
     """True ends the trajectory."""
+    truncated: bool = False
+    """Of an environment, with `done`: a limit ended the episode, as gymnasium's ``truncated`` says."""
     reward: float | None = None
     """A reward for this call, for the shaping term ``tool_reward``."""
     image: Any | None = None

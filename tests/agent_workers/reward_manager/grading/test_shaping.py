@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from verl_tool.agent_loop.trajectory import Author, CallRecord, Segment, StopReason, Trajectory
 from verl_tool.agent_workers.reward_manager.grading.sample import Sample
 from verl_tool.agent_workers.reward_manager.grading.shaping import Shaping
+from verl_tool.protocol import Fault, FaultKind
 
 
 def sample(
@@ -48,6 +49,9 @@ def test_tool_terms() -> None:
     assert [value(name, none) for name in ("tool_used", "tool_valid", "tool_error")] == [0.0, 1.0, 0.0]
     assert [value(name, mixed) for name in ("tool_used", "tool_valid", "tool_error")] == [1.0, 0.75, 0.25]
     assert value("tool_used", sample("a", calls=(call(valid=False),))) == 0.0
+    for kind, share in ((FaultKind.TIMEOUT, 1.0), (FaultKind.UNREACHABLE, 0.0)):
+        fault = Fault(kind=kind, message="because", retryable=False)
+        assert value("tool_error", sample("a", calls=(call(fault=fault),))) == share
     assert value("turns", mixed, limit=8) == 0.5
     assert value("turns", mixed, limit=2) == 1.0
 
@@ -62,6 +66,8 @@ def test_an_error_is_known_from_the_observation_if_no_metric_tells() -> None:
 def test_unfinished() -> None:
     assert value("unfinished", sample("a", stop=StopReason.MAX_TURNS)) == 1.0
     assert value("unfinished", sample("a", stop=StopReason.TOOL_DONE)) == 0.0
+    assert value("unfinished", sample("a", stop=StopReason.INVALID_CALLS)) == 1.0
+    assert value("unfinished", sample("a", stop=StopReason.FAULT)) == 1.0
 
 
 @pytest.mark.parametrize(("length", "expected"), [(10, 0.0), (80, 0.0), (90, -0.5), (100, -1.0), (500, -1.0)])

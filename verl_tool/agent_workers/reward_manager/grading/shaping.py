@@ -106,10 +106,10 @@ class TurnsTerm(Term):
 
 
 class UnfinishedTerm(Term):
-    """Whether the trajectory was cut."""
+    """Whether a limit or a fault ended the trajectory."""
 
     def value(self, sample: Sample) -> float:
-        return float(sample.trajectory.stop.overlong)
+        return float(not sample.trajectory.stop.finished)
 
 
 class OverlongTerm(Term):
@@ -216,15 +216,15 @@ class Shaping(BaseModel):
 def error_rate(sample: Sample) -> float:
     """Return the share of calls that failed because of the model, 0 without calls.
 
-    A call failed if its tool says so, or if it was rejected with a reason, such as an unknown tool or wrong arguments.
-    If there is no such information, it failed if its observation contains one of `ERROR_TEXTS`.
+    A call failed if its tool says so or it caused a fault, or if it was rejected with a reason, such as an unknown tool
+    or wrong arguments. If there is no such information, it failed if its observation contains one of `ERROR_TEXTS`.
     """
     calls = sample.trajectory.calls
     return sum(map(failed, calls)) / len(calls) if calls else 0.0
 
 
 def failed(call: CallRecord) -> bool:
-    if call.invalid_reason is not None:
+    if call.invalid_reason is not None or (call.fault is not None and call.fault.kind.provokable):
         return True
     if ERROR_METRIC in call.metrics:
         return call.metrics[ERROR_METRIC] > 0
