@@ -9,8 +9,8 @@ source scripts/env.sh dev train
 ruff check .
 ruff format --check .
 mypy
-# Three for two cores: tests wait for servers, and for what they start.
-several=(python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=20)
+# Four for two cores: tests wait for servers, and for what they start.
+several=(python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=20)
 [ "$*" != quick ] || exec "${several[@]}" -m "not slow and not e2e"
 [ $# -eq 0 ] || exec python -m pytest "$@"
 code=0

@@ -186,6 +186,22 @@ async def test_what_does_not_end_it_loses(environment: MiniWobEnvironment) -> No
 
 @slow
 @in_module
+async def test_a_page_that_ends_by_itself_is_seen_in_the_next_step_or_at_the_end(
+    environment: MiniWobEnvironment,
+) -> None:
+    for action in ("click(99)", None):
+        session, _ = await begin(environment, "enter-text", 3)
+        await session.browser.evaluate(session.page, "(page) => page.core.endEpisode(1)")
+        if action is not None:
+            result = await play(environment, session, action)
+            assert (result.done, result.reward) == (True, 1.0)
+        verdict = await environment.verdict(session, "", {}, [])
+        assert (verdict.reward, verdict.numbers) == (1.0, {"env_done": 1.0})
+        await environment.end(session)
+
+
+@slow
+@in_module
 async def test_an_episode_whose_page_is_lost_is_lost_and_no_fault() -> None:
     require_pages()
     hasty = MiniWobEnvironment(describe_actions=False, timeout_seconds=3.0)

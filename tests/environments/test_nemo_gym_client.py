@@ -225,6 +225,7 @@ async def test_calls_of_a_gymnasium_with_tools() -> None:
     assert trajectory.stop is StopReason.TOOL_DONE
     assert trajectory.verdict is not None
     assert trajectory.verdict.score == 0.75
+    assert trajectory.verdict.numbers["env_done"] == 0.0
     assert [path for path, _, _ in server.received] == ["/reset", *["/step"] * 3, "/close"]
 
 

@@ -227,14 +227,25 @@ async def test_a_tool_server_that_fails_is_the_rollouts_fault(tmp_path: Path, se
         )
 
 
-async def test_a_fault_that_a_call_may_have_caused_counts(tmp_path: Path, servers: LiveServers) -> None:
+@pytest.mark.parametrize(
+    ("requests", "aborted", "stop", "excluded"),
+    [
+        (1, False, StopReason.FAULT, None),
+        (0, False, StopReason.FAULT, Excluded.FAULT),  # the program's own doing
+        (1, True, StopReason.ABORTED, Excluded.ABORTED),
+    ],
+)
+async def test_a_fault_that_a_call_of_the_model_may_have_caused_counts(
+    tmp_path: Path, servers: LiveServers, requests: int, aborted: bool, stop: StopReason, excluded: Excluded | None
+) -> None:
     async with serve(tmp_path, servers, Puppet()) as fixture:
         session = fixture.gateway.open_session()
+        session.num_requests = requests
         error = await fixture.call(session, "puppet", input="crash it")
         assert error["data"]["kind"] == FaultKind.TOOL_CRASHED.value
+        session.aborted = aborted
         rollout = await session.finish()
-        assert rollout.fault is not None
-        assert (rollout.stop, rollout.excluded) == (StopReason.FAULT, None)
+        assert (rollout.stop, rollout.excluded) == (stop, excluded)
 
 
 async def test_a_gateway_without_a_tool_server_says_so(tmp_path: Path, servers: LiveServers) -> None:

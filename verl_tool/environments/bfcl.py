@@ -154,7 +154,8 @@ class BfclEnvironment(Environment):
         if call.name == self.name:
             return self._next_turn(session)
         if sum(len(step) for step in session.turns[-1]) >= self.options.max_calls:
-            return ToolResult(f"Error: more than {self.options.max_calls} calls.", done=True, error=True)
+            words = f"Error: more than {self.options.max_calls} calls."
+            return ToolResult(words, done=True, truncated=True, error=True)
         text = _write_call(call, session.tools)
         session.turns[-1].append([text])
         answer = await self._ask(session, {"call": text})

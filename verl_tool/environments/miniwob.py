@@ -182,7 +182,9 @@ class MiniWobEnvironment(Environment):
     ) -> Verdict:
         if not session.results:  # the page may have ended by its own clock since the last action
             await self._look_again(session)
-        return Verdict(session.results[0] if session.results else _LOST_REWARD)
+        if session.results:
+            return Verdict(session.results[0], numbers={"env_done": 1.0})
+        return Verdict(_LOST_REWARD)
 
     async def _look(self, session: MiniWobSession) -> bool:
         """Read the page's result and return whether there is one."""

@@ -197,7 +197,7 @@ class UserEnvironment(Environment):
             return await self._domain.call(session.database, call)
         turn = SpokenMessage(False, readable(call.input, self.options.max_characters))
         if sum(message.by_user for message in session.conversation) > self.options.max_turns:
-            return ToolResult(done=True, role="user", metrics={"user_left": 1.0})
+            return ToolResult(done=True, truncated=True, role="user", metrics={"user_left": 1.0})
         reply = await session.user.reply([*session.conversation, turn])
         session.conversation += [turn, SpokenMessage(True, reply.text)]
         return ToolResult(reply.text, done=reply.ends, role="user")

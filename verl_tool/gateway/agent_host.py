@@ -161,11 +161,13 @@ class AgentHost:
             # How a program ends that has called the model may be the model's doing, and is graded.
             if rollout.excluded is None and not finished.num_requests:
                 rollout = with_fault(rollout, _why_no_request(result))
-            if copy is not None and rollout.excluded not in (Excluded.FAULT, Excluded.ABORTED):
+            # As in our own loop, nothing is judged after a fault, whoever caused it.
+            is_judged = rollout.fault is None and rollout.excluded is not Excluded.ABORTED
+            if copy is not None and is_judged:
                 assert task.verification is not None
                 verdict = await self._verifier.verify(copy, task.verification, containers)
                 rollout = replace(rollout, verdict=verdict)
-        if self.program.judges and rollout.excluded not in (Excluded.FAULT, Excluded.ABORTED):
+        if self.program.judges and is_judged:
             rollout = replace(rollout, verdict=_read_verdict(result))
         description: dict[str, Any] = {"error": result} if isinstance(result, str) else asdict(result)
         description.pop("verdict", None)

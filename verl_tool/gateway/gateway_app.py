@@ -201,7 +201,7 @@ class Gateway:
             why = "is finished" if session.is_finished else "has no tools; this gateway has no tool server"
             raise HttpError(404, "no_tools", f"this session {why}")
         session.used_at = time.monotonic()
-        session.tools.turns_left = session.turns_left
+        session.tools.turns_left, session.tools.model_was_asked = session.turns_left, session.num_requests > 0
         return await self._mcp.serve(session.tools, request)
 
     async def _open(self, request: Request) -> Response:

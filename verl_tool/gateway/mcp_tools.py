@@ -60,9 +60,12 @@ class SessionTools:
         self._source, self._builder, self._listed = source, builder, listed
         self.turns_left = 0
         """Turns that the model still has, which tools are told."""
+        self.model_was_asked = False
+        """Whether a call that comes now can be the model's."""
         self._lock = asyncio.Lock()
         self._running: set[asyncio.Task[StepResult]] = set()
         self._fault: Fault | None = None
+        self._is_policy_induced = False
         self._is_closed = False
 
     @property
@@ -75,7 +78,7 @@ class SessionTools:
         try:
             described = await self._source.describe()
         except ToolFault as error:
-            self._fault = error.as_fault()
+            self._fault = self._fault or error.as_fault()
             raise
         return [tool for tool in described if self._listed is None or tool.name in self._listed]
 
@@ -109,13 +112,14 @@ class SessionTools:
             await self._source.channel.release(self._builder)
 
     def add_to(self, rollout: Trajectory) -> Trajectory:
-        """`rollout` with the calls. Left out of the loss after a fault of a tool that no call can have caused."""
+        """`rollout` with the calls. After a fault of a tool it ends there: left out of the loss, unless a call of the
+        model may have caused it."""
         calls = tuple(replace(call, over_mcp=True) for call in self._builder.calls)
         timings = replace(rollout.timings, tools=sum(call.seconds for call in calls))
         rollout = replace(rollout, calls=calls, timings=timings)
-        if self._fault is None:
+        if self._fault is None or rollout.excluded in (Excluded.ABORTED, Excluded.FAULT):
             return rollout
-        excluded = None if self._builder.is_policy_induced else Excluded.FAULT
+        excluded = None if self._is_policy_induced else Excluded.FAULT
         return replace(rollout, stop=StopReason.FAULT, fault=self._fault, excluded=excluded)
 
     async def _run(self, action: Action) -> StepResult:
@@ -129,6 +133,7 @@ class SessionTools:
                 return await self._source.channel.call(builder, action, self.turns_left, is_last=False)
             except ToolFault as error:
                 self._fault = error.as_fault()
+                self._is_policy_induced = self.model_was_asked and builder.is_policy_induced
             except ConfigError as error:
                 self._fault = Fault(kind=FaultKind.MISCONFIGURED, message=str(error), retryable=False)
             return StepResult(builder.trajectory_id, fault=self._fault)

@@ -79,7 +79,8 @@ class TextHistory:
 
     @property
     def fault(self) -> Fault | None:
-        """The infrastructure's failure that ended it, or that kept its verifier from running; its mask is 0 then."""
+        """The infrastructure's failure that ended it, or that kept its verifier from running. Its mask is 0 then,
+        unless a call of the model may have caused it."""
         verdict = self.trajectory.verdict
         return self.trajectory.fault or (verdict.fault if verdict is not None else None)
 

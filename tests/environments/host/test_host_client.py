@@ -72,7 +72,7 @@ async def test_an_episode_is_played(host: HostClient) -> None:
     assert first == "Guess a number below 3."
     answers = [await act(episode, str(guess)) for guess in range(3)]
     assert [a["reward"] for a in answers].count(1.0) == 1
-    assert {"observation": "Right.", "reward": 1.0, "done": True} in answers
+    assert {"observation": "Right.", "reward": 1.0, "done": True, "truncated": False} in answers
     assert (await act(episode, "many"))["raised"].startswith("ValueError: invalid literal")
     await host.end(episode)
 

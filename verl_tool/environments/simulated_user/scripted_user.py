@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from verl_tool.environments.simulated_user.conversation import Reply, SpokenMessage
+from verl_tool.environments.simulated_user.conversation import Reply, SpokenMessage, without_breaks
 
 
 class Slot(BaseModel):
@@ -43,7 +43,7 @@ class ScriptedUser:
     async def reply(self, conversation: Sequence[SpokenMessage]) -> Reply:
         if not conversation:
             return Reply(self._script.first)
-        text = conversation[-1].text
+        text = without_breaks(conversation[-1].text)
         answers = [slot.answer for slot in self._script.slots if _has_any_phrase(text, slot.about)]
         if answers:
             return Reply(" ".join(answers))
@@ -54,4 +54,5 @@ class ScriptedUser:
 
 def _has_any_phrase(text: str, phrases: Sequence[str]) -> bool:
     """Return whether `text` has one of the phrases as whole words."""
-    return any(re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", text, re.IGNORECASE) for phrase in phrases)
+    patterns = (rf"(?<!\w){re.escape(without_breaks(phrase))}(?!\w)" for phrase in phrases)
+    return any(re.search(pattern, text, re.IGNORECASE) for pattern in patterns)

@@ -10,7 +10,7 @@ reward is the manager's score plus the sum of weight times value over the enable
 | tool_valid | valid calls over all calls; 1 if there was none | 0 to 1 |
 | tool_error | calls that failed by the model's doing, over all calls; 0 if there was none | 0 to 1 |
 | turns | turns with a call over `limit`, at most 1 | 0 to 1 |
-| unfinished | 1 if a limit of length or turns ended the trajectory | 0 or 1 |
+| unfinished | 1 if a limit, invalid calls or a fault ended the trajectory | 0 or 1 |
 | overlong | 0 up to `limit - buffer` tokens, then linearly down to -1 at `limit` and beyond | -1 to 0 |
 | tool_reward | sum (or mean) of the rewards that tools gave, cut to `bound` either way | -bound to bound |
 | tool_cost | what the calls cost, by `costs` of the tools' names, else `default`; at most `limit` | 0 to limit |
