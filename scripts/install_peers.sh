@@ -37,6 +37,9 @@ install_in_chroot() { # NAME PACKAGE...
 if is_chosen openenv; then
     install_python python3 openenv openenv==0.10.0 smolagents==1.26.0
 fi
+if is_chosen bfcl; then
+    install_python python3 bfcl bfcl-eval==2026.3.23 soundfile
+fi
 if is_chosen openreward; then
     install_python python3 openreward openreward==0.1.167
 fi

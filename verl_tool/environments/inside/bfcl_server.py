@@ -153,8 +153,9 @@ def serve(path: str, memory_bytes: int, cpu_seconds: int) -> None:
     # Modules and functions of the package may print.
     answers = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    for module in (CHECKER, BACKEND, *importlib.import_module(BACKEND).CLASS_FILE_PATH_MAPPING.values()):
-        # Classes of other suites need packages that need not be there.
+    paths = importlib.import_module(BACKEND).CLASS_FILE_PATH_MAPPING
+    # Those of other suites load a model from the hub, or need packages that need not be there.
+    for module in (CHECKER, *(path for name, path in paths.items() if name in CLASSES)):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     with Server(path, memory_bytes, cpu_seconds) as server:
