@@ -38,7 +38,7 @@ if is_chosen openenv; then
     install_python python3 openenv openenv==0.10.0 smolagents==1.26.0
 fi
 if is_chosen bfcl; then
-    install_python python3 bfcl bfcl-eval==2026.3.23 soundfile
+    install_python python3 bfcl --no-deps bfcl-eval==2026.3.23 numpy==1.26.4 mpmath==1.3.0
 fi
 if is_chosen openreward; then
     install_python python3 openreward openreward==0.1.167
