@@ -22,7 +22,6 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return load_script("eval_service_benchmark", BENCHMARK)
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 def test_its_model_is_of_the_size_that_was_asked_for(benchmark: ModuleType, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoTokenizer

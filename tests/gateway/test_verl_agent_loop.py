@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,8 @@ pytest.importorskip("verl")
 pytest.importorskip("torch")
 
 import agent_program_run
-from calculator_run import TRAINS_ON_CPU, Calculator, Run, small_run
+from calculator_run import ACTOR, AGENT, ROLLOUT, TRAINS_ON_CPU, Calculator, Run, small_run
+from environment_packages import LENGTHS, peer, write_module
 from stored_runs import replay
 
 from verl_tool.agent_loop.trajectory import Trajectory, read_jsonl
@@ -88,6 +92,37 @@ def test_a_training_on_its_records_starts_no_program(
     again = small_run(folder / "again", calculator, *overrides, missing, stored, "trainer.total_training_steps=1")
     again.finish()
     _same_rollouts(run, again.folder)
+
+
+@pytest.mark.parametrize("package", LENGTHS)
+def test_environments_of_a_package_are_trained_by_what_it_scores(
+    package: str, tmp_path: Path, calculator: Calculator
+) -> None:
+    install, module = peer(package), write_module(tmp_path, "toy_lengths", LENGTHS[package])
+    name, data = f"{module}@lengths" if package == "inspect" else "toy-lengths", tmp_path / "data"
+    script = Path(__file__).parents[2] / "examples" / "data_preprocess" / "environment_programs.py"
+    options = ("--package", package, "--name", name, "--install", install, "--local_dir", data, "--test_size", "2")
+    arguments = ("--arguments", '{"agent": {"harness": {"id": "null"}}}') if package == "verifiers" else ()
+    command = [sys.executable, *map(str, (script, *options, *arguments))]
+    subprocess.run(command, check=True, timeout=300, env=os.environ | {"PYTHONPATH": str(module.parent)})
+    run = small_run(
+        tmp_path / "run",
+        calculator,
+        *("trainer.use_v1=true", "algorithm.adv_estimator=grpo", "trainer.val_before_train=false"),
+        *(f"data.train_files={data}/train.parquet", f"data.val_files={data}/test.parquet"),
+        *("data.train_batch_size=2", f"{ROLLOUT}.n=4", f"{ACTOR}.ppo_mini_batch_size=2"),
+        *(f"{ACTOR}.ppo_micro_batch_size_per_gpu=8", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=8"),
+        *(f"gateway.program.preset={package}", f"gateway.program.install={install}", "tool_server.start=null"),
+        *(f"gateway.program.readable=[{module}]", f"+gateway.program.env.PYTHONPATH={module.parent}"),
+        *("gateway.session.max_tokens=24", f"{AGENT}.enable_agent=false", f"{AGENT}.max_concurrent_trajectories=2"),
+        *("reward.reward_manager.name=environment", "trainer.save_freq=-1", "trainer.test_freq=2"),
+    )
+    run.finish()
+    assert set(run.steps()) == {1, 2}
+    kept = [record for step in run.steps() for record in records(run, step)]
+    assert [record.fault for record in kept] == [None] * 16
+    assert all(record.reward == len(record.response_text) % 3 / 2 for record in kept)
+    assert len({record.reward for record in kept}) > 1
 
 
 def _same_rollouts(run: Run, other: Path) -> None:

