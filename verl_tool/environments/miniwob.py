@@ -104,6 +104,8 @@ class MiniWobSession:
     """The tab it is in."""
     results: list[float] = field(default_factory=list)
     """The reward, once the page has given it."""
+    is_lost: bool = False
+    """Whether the page was lost before it gave one."""
 
 
 class MiniWobEnvironment(Environment):
@@ -183,7 +185,7 @@ class MiniWobEnvironment(Environment):
         if not session.results:  # the page may have ended by its own clock since the last action
             await self._look_again(session)
         if session.results:
-            return Verdict(session.results[0], numbers={"env_done": 1.0})
+            return Verdict(session.results[0], numbers={} if session.is_lost else {"env_done": 1.0})
         return Verdict(_LOST_REWARD)
 
     async def _look(self, session: MiniWobSession) -> bool:
@@ -191,7 +193,7 @@ class MiniWobEnvironment(Environment):
         try:
             reward = await session.browser.evaluate(session.page, _RESULT)
         except PageLostError:
-            reward = _LOST_REWARD
+            reward, session.is_lost = _LOST_REWARD, True
         if reward is not None:
             session.results.append(float(reward))
         return reward is not None
@@ -202,6 +204,7 @@ class MiniWobEnvironment(Environment):
             await asyncio.wait_for(self._look(session), self.options.timeout_seconds)
         except asyncio.TimeoutError:
             session.results.append(_LOST_REWARD)
+            session.is_lost = True
         except BrowserLostError as error:
             raise ToolFault(FaultKind.STATE_LOST, str(error), retryable=False) from error
 

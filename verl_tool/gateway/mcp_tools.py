@@ -94,7 +94,8 @@ class SessionTools:
         if name not in known:
             raise unknown_tool(name, known)
         text = written_call(name, arguments)
-        task = asyncio.ensure_future(self._run(Action(text, tuple(DIRECT.find_calls(text)))))
+        action = Action(text, tuple(DIRECT.find_calls(text)))
+        task = asyncio.ensure_future(self._run(action, by_model=self.model_was_asked))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
@@ -122,7 +123,7 @@ class SessionTools:
         excluded = None if self._is_policy_induced else Excluded.FAULT
         return replace(rollout, stop=StopReason.FAULT, fault=self._fault, excluded=excluded)
 
-    async def _run(self, action: Action) -> StepResult:
+    async def _run(self, action: Action, *, by_model: bool) -> StepResult:
         builder = self._builder
         async with self._lock:
             if (reason := self._why_over()) is not None:
@@ -133,7 +134,7 @@ class SessionTools:
                 return await self._source.channel.call(builder, action, self.turns_left, is_last=False)
             except ToolFault as error:
                 self._fault = error.as_fault()
-                self._is_policy_induced = self.model_was_asked and builder.is_policy_induced
+                self._is_policy_induced = by_model and builder.is_policy_induced
             except ConfigError as error:
                 self._fault = Fault(kind=FaultKind.MISCONFIGURED, message=str(error), retryable=False)
             return StepResult(builder.trajectory_id, fault=self._fault)

@@ -104,7 +104,7 @@ def lines():
     return done.stdout.strip().splitlines()
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_what_the_nodes_can_never_give_is_an_error_at_once(lines):
