@@ -26,6 +26,7 @@ async def test_all_loops_have_the_same_conversations(benchmark: ModuleType) -> N
     assert max(tokens) - min(tokens) <= 1, "beside the turn's texts, one line break"
 
 
+@pytest.mark.alone
 async def test_an_image_a_turn_is_its_tokens_in_both_loops(benchmark: ModuleType) -> None:
     tokens = []
     with benchmark.seeing(256) as sight:
