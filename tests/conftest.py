@@ -57,7 +57,8 @@ def environment() -> Iterator[None]:
     os.environ.clear()
     os.environ.update(before | decided)
     if (constants := sys.modules.get("huggingface_hub.constants")) is not None:
-        constants.HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "") == "1"  # read once, at the import
+        # Read once, at the import; `go_offline_without_hub` changes it.
+        constants.HF_HUB_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES
 
 
 @pytest.fixture(scope="session")

@@ -90,8 +90,7 @@ class ToolChannel:
         try:
             result = self._drop_unreadable_media(action, result)
         except ToolFault as error:  # what the call made, so the record has it
-            fault = error.as_fault()
-            result = replace(result, image=None, audio=None, done=False, reward=None, fault=fault)
+            result = replace(result, image=None, audio=None, done=False, reward=None, fault=error.as_fault())
         builder.record(action, result, seconds, opens=opens)
         if result.fault is not None:
             fault = result.fault

@@ -173,7 +173,7 @@ class MiniWobEnvironment(Environment):
             raise ToolFault(FaultKind.STATE_LOST, str(error), retryable=False) from error
         if not session.results and session.browser.tab is not session.tab:
             session.results.append(_LOST_REWARD)
-        if not session.results and outcome.error:  # an action that fails is not looked behind
+        if not session.results and outcome.error:  # `perform` looks after actions that succeed only
             await self._look_again(session)
         if session.results:
             return ToolResult("The task is over.", done=True, reward=session.results[0], role=role)

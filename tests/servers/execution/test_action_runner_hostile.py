@@ -98,7 +98,7 @@ async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ToolS
         database.execute("create table t(a)")
         database.executemany("insert into t values(?)", [("x" * 1000,)] * 2000)
     database.close()
-    workspace = {"workers": 1, "warm_modules": (), "timeout_seconds": 1.0}
+    workspace = {"workers": 1, "warm_modules": (), "timeout_seconds": 1.5}
     made: list[Tool] = [
         *(kind(**workspace) for kind in (IPythonCodeTool, BashTerminalTool, StrReplaceEditorTool)),
         SqlTool(root=root, timeout_seconds=1.0, max_rows=10_000, max_output_length=1_000_000),
@@ -183,7 +183,7 @@ async def test_output_of_programs(tools: ToolSet, name: str) -> None:
 
 @pytest.mark.parametrize("command", FLOODS)
 async def test_floods_of_a_terminal(tools: ToolSet, command: str) -> None:
-    await check(tools, command, written("bash_terminal", command=command, seconds=1.0), trajectory=command)
+    await check(tools, command, written("bash_terminal", command=command, seconds=1.5), trajectory=command)
 
 
 @pytest.mark.parametrize("term", SUMS)
