@@ -27,6 +27,7 @@ STYLE = "workspace_verifier"
 ENVIRONMENT_STYLE = "environment"
 """``reward_model.style`` of a row that its environment judges. Its ``ground_truth`` is `EnvironmentVerification.data`,
 as an object or as JSON; empty if the environment needs none."""
+_MIN_COPY_SECONDS = 60.0
 MARGIN_SECONDS = 30.0
 """Beside the verifier's own time: to end the trajectory's programs and to lay out the files."""
 MAX_REWARD_BYTES = 1 << 16
@@ -46,6 +47,16 @@ class Verification(BaseModel):
     """For the program. One that takes longer gives the reward 0."""
     env: dict[str, str] = {}
     """Variables on top of those of the sandbox."""
+
+    @property
+    def copy_seconds(self) -> float:
+        """How long each of these may take: to copy a workspace's files, and to check the copy."""
+        return max(_MIN_COPY_SECONDS, self.timeout_seconds)
+
+    @property
+    def max_seconds(self) -> float:
+        """How long all of it may take, once there is room for it."""
+        return self.timeout_seconds + 2 * self.copy_seconds + 2 * MARGIN_SECONDS
 
     @field_validator("files")
     @classmethod

@@ -26,10 +26,14 @@ from toy_tools import Ledger, Puppet, text, until
 
 from verl_tool.client import ToolClient, tool_client
 from verl_tool.errors import ConfigError, ToolFault
+from verl_tool.formats import Call
 from verl_tool.protocol import RESENT, FaultKind, ReplicaInfo, ReplicaList, StepRequest, StepResult
+from verl_tool.servers.replica import asgi_app
 from verl_tool.servers.replica.router import Router
 from verl_tool.servers.serve.ports import free_ports
+from verl_tool.servers.tools.base import Context, ToolResult
 from verl_tool.util.rendezvous import owner
+from verl_tool.util.room import turn
 
 SAY_HI = "<puppet>say hi</puppet>"
 
@@ -452,3 +456,44 @@ class TestOlderServers:
         assert [r.observation for r in results] == ["short", "long", "short", "long"]
         assert [r.reward for r in results] == [None, 1.0, None, 1.0]
         assert all(r.fault is None for r in results)
+
+
+class Crowded(Puppet):
+    """A puppet that plays only in its turn."""
+
+    name = "crowded"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = asyncio.Semaphore(1)
+
+    async def run(self, call: Call, context: Context) -> ToolResult:
+        async with turn(self.slots):
+            return await super().run(call, context)
+
+
+class TestRoom:
+    @pytest.fixture(autouse=True)
+    def short_holds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(asgi_app, "HOLD_SECONDS", 0.2)
+
+    async def test_a_call_may_wait_longer_for_room_than_it_may_take(self, servers: LiveServers) -> None:
+        tool = Crowded()
+        server = await servers.start([tool])
+        async with ToolClient(server.url, timeout=1.5, room_timeout=60, retry_delay=0.05) as client:
+            calls = [client.call(f"t{i}", "<crowded>sleep 0.8</crowded>", step=0) for i in range(5)]
+            assert [result.fault for result in await asyncio.gather(*calls)] == [None] * 5
+            assert tool.runs == ["sleep 0.8"] * 5
+            late = await client.call("late", "<crowded>sleep 5</crowded>", step=0)
+            assert fault_kind(late) is FaultKind.TIMEOUT
+
+    @pytest.mark.parametrize("room_timeout", [0.0, 0.5])
+    async def test_and_not_longer_than_room_timeout(self, servers: LiveServers, room_timeout: float) -> None:
+        server = await servers.start([Crowded()])
+        async with ToolClient(server.url, timeout=0.5, room_timeout=room_timeout) as client:
+            other = asyncio.create_task(client.call("a", "<crowded>sleep 4</crowded>", step=0))
+            await asyncio.sleep(0.1)
+            result = await client.call("b", "<crowded>say hi</crowded>", step=0)
+            assert not other.done()
+            assert fault_kind(result) in (FaultKind.OVERLOADED, FaultKind.TIMEOUT)
+            other.cancel()

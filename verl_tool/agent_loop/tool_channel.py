@@ -172,7 +172,8 @@ class ToolChannel:
         once = {name: builder.extra.pop(name, None) for name in SENT_ONCE}
         once[IMAGES_FIELD] = await _encode_images(once[IMAGES_FIELD])
         first = {name: value for name, value in once.items() if value is not None}
-        deadline = self._options.tool_call_timeout + GRACE_SECONDS
+        # Tools of this process give a call its time themselves.
+        deadline = self._options.tool_call_timeout + getattr(self.tools, "room_timeout", 0.0) + GRACE_SECONDS
         try:
             return await asyncio.wait_for(
                 self.tools.call(
@@ -185,7 +186,7 @@ class ToolChannel:
                 deadline,
             )
         except asyncio.TimeoutError:
-            message = f"no answer within tool_call_timeout={self._options.tool_call_timeout} s (+{GRACE_SECONDS} s)"
+            message = f"no answer within tool_call_timeout={self._options.tool_call_timeout} s (in all {deadline:g} s)"
             fault = Fault(kind=FaultKind.TIMEOUT, message=message, retryable=False)
         except ToolFault as raised:
             fault = raised.as_fault()

@@ -89,12 +89,31 @@ class _Outcome:
     sent: bool = True
     """Whether the entry may have reached a replica. It may then have been run unless its fault says otherwise."""
 
+    has_no_room: bool = False
+    """Whether the server itself says that it has no room for the entry, and has run nothing of it."""
+
     def make_retry(self) -> _Entry:
         """Return the entry for the next attempt, marked as resent if it may have been run."""
         fault = self.result.fault
         if not self.sent or fault is None or fault.kind not in (FaultKind.TIMEOUT, FaultKind.UNREACHABLE):
             return self.entry
         return replace(self.entry, request=replace(self.entry.request, resent=True))
+
+
+@dataclass
+class _CallDeadline:
+    """Of one call, on the loop's clock."""
+
+    at: float
+    room_seconds: float
+    """By which it may still move while the server has no room."""
+    moved: bool = False
+    """In the latest attempt."""
+
+    def move(self, seconds: float) -> None:
+        """Move it by the time of an attempt for which there was no room."""
+        allowed = min(seconds, self.room_seconds)
+        self.at, self.room_seconds, self.moved = self.at + allowed, self.room_seconds - allowed, allowed > 0
 
 
 class ToolClient:
@@ -104,8 +123,9 @@ class ToolClient:
     seconds, including all retries. `max_retries` limits the retries of one call. By default, a call is retried until
     its deadline while the server cannot be reached or accepts no calls, as while its replicas are replaced, and 3 times
     after other transient failures. `max_workers` is the maximum number of concurrent HTTP requests, `request_interval`
-    the minimum time between two of them, and `max_batch` the maximum number of trajectories in one. `direct` sends
-    trajectories straight to their replicas if the server lists them; otherwise all requests go through `url`.
+    the minimum time between two of them, and `max_batch` the maximum number of trajectories in one. While the server
+    says that it has no room for a call (`overloaded`), the deadline moves, by `room_timeout` seconds at most. `direct`
+    sends trajectories straight to their replicas if the server lists them; otherwise all requests go through `url`.
     """
 
     def __init__(
@@ -114,6 +134,7 @@ class ToolClient:
         *,
         api_key: str | None = None,
         timeout: float = 60.0,
+        room_timeout: float = 0.0,
         max_retries: int | None = None,
         retry_delay: float = 0.5,
         max_workers: int = 256,
@@ -121,9 +142,10 @@ class ToolClient:
         max_batch: int = 256,
         direct: bool = True,
     ) -> None:
-        _reject_bad_options(url, timeout, max_retries, retry_delay, max_batch)
+        _reject_bad_options(url, timeout, room_timeout, max_retries, retry_delay, max_batch)
         self.url = url.rstrip("/").removesuffix("/get_observation").rstrip("/")
         self._timeout = timeout
+        self.room_timeout = room_timeout
         self._max_retries = _NO_END if max_retries is None else max_retries
         self._retry_delay = retry_delay
         self._max_batch = max_batch
@@ -159,7 +181,7 @@ class ToolClient:
             _entry(position, request, self._media.held_by(request.trajectory_id))
             for position, request in enumerate(requests)
         ]
-        deadline = self._now() + self._timeout
+        deadline = _CallDeadline(self._now() + self._timeout, self.room_timeout)
         results: list[StepResult | None] = [None] * len(requests)
         await self._deliver(entries, results, deadline, attempt=0)
         for request, result in zip(requests, results, strict=True):
@@ -257,34 +279,37 @@ class ToolClient:
         return _read(answer, RunCodeResponse)
 
     async def _deliver(
-        self, entries: Sequence[_Entry], results: list[StepResult | None], deadline: float, attempt: int
+        self, entries: Sequence[_Entry], results: list[StepResult | None], deadline: _CallDeadline, attempt: int
     ) -> None:
         """Fill `results` for `entries`. Batches are sent concurrently, and each retries its own failed entries."""
         while entries:
-            await self._renew_map(deadline)
+            await self._renew_map(deadline.at)
             batches = [
                 (where, batch)
                 for where, group in self._group_by_target(entries).items()
                 for batch in _batches(group, self._max_batch)
             ]
             if len(batches) > 1:
-                await _all_of([self._deliver(batch, results, deadline, attempt) for _, batch in batches])
+                await _all_of([self._deliver(batch, results, replace(deadline), attempt) for _, batch in batches])
                 return
+            began = self._now()
             entries = await self._deliver_batch(*batches[0], results, deadline, attempt)
-            attempt += 1
+            # A server that held the call until then is to be asked again soon.
+            attempt = 0 if self._now() - began > _MAX_DELAY_SECONDS * 2 and deadline.moved else attempt + 1
 
     async def _deliver_batch(
         self,
         where: tuple[str, str],
         entries: Sequence[_Entry],
         results: list[StepResult | None],
-        deadline: float,
+        deadline: _CallDeadline,
         attempt: int,
     ) -> list[_Entry]:
         """Make one attempt, and wait before the next one. Returns the entries to send again."""
         again: list[_Outcome] = []
         url, begun = where
-        for outcome in await self._send(url, entries, deadline, begun=begun):
+        began = self._now()
+        for outcome in await self._send(url, entries, deadline.at, begun=begun):
             results[outcome.entry.position] = outcome.result
             fault = outcome.result.fault
             if fault is None and outcome.result.done:
@@ -299,7 +324,9 @@ class ToolClient:
         if not again:
             return []
         delay = self._delay(attempt, max(outcome.wait_seconds for outcome in again))
-        if self._now() + delay >= deadline:
+        has_no_room = all(outcome.has_no_room for outcome in again)
+        deadline.move(self._now() + delay - began if has_no_room else 0.0)
+        if self._now() + delay >= deadline.at:
             return []
         await asyncio.sleep(delay)
         return [outcome.make_retry() for outcome in again]
@@ -515,7 +542,12 @@ async def _outcomes(entries: Sequence[_Entry], response: ObservationResponse, wa
     except ValueError as error:
         return _faulted(entries, FaultKind.BAD_REQUEST, str(error), retryable=False)
     return [
-        _Outcome(entry, await read_media_of(result, entry.media), wait)
+        _Outcome(
+            entry,
+            await read_media_of(result, entry.media),
+            wait,
+            has_no_room=result.fault is not None and result.fault.kind is FaultKind.OVERLOADED,
+        )
         for entry, result in zip(entries, results, strict=True)
     ]
 
@@ -568,11 +600,14 @@ async def _all_of(works: Sequence[Coroutine[Any, Any, None]]) -> None:
         raise
 
 
-def _reject_bad_options(url: str, timeout: float, max_retries: int | None, retry_delay: float, max_batch: int) -> None:
+def _reject_bad_options(
+    url: str, timeout: float, room_timeout: float, max_retries: int | None, retry_delay: float, max_batch: int
+) -> None:
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"url is {url!r}; begin it with http:// or https://")
-    if not timeout > 0 or (max_retries or 0) < 0 or retry_delay < 0 or max_batch < 1:
+    if not timeout > 0 or room_timeout < 0 or (max_retries or 0) < 0 or retry_delay < 0 or max_batch < 1:
         raise ConfigError(
-            f"timeout is {timeout}, max_retries {max_retries}, retry_delay {retry_delay}, max_batch {max_batch}; "
+            f"timeout is {timeout}, room_timeout {room_timeout}, max_retries {max_retries}, retry_delay {retry_delay}, "
+            f"max_batch {max_batch}; "
             "timeout must be above 0, max_batch at least 1, the others at least 0"
         )

@@ -1,4 +1,5 @@
-"""A deadline for a block of one task, without a task of its own (`asyncio.wait_for` makes one before Python 3.12)."""
+"""A deadline for a block of one task, without a task of its own (`asyncio.wait_for` makes one before Python 3.12), that
+can be moved."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ class Deadline:
     """``with Deadline(5):`` cancels what the block awaits after 5 seconds, and raises asyncio.TimeoutError."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
+        """From its begin, without pauses."""
         self._passed = False
 
     def __enter__(self) -> Deadline:
@@ -19,8 +21,39 @@ class Deadline:
         if task is None:
             raise RuntimeError("a Deadline is used inside a task")
         self._task = task
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._pass)
+        self._timer = asyncio.get_running_loop().call_later(self.seconds, self._pass)
+        self._pauses, self._left = 0, 0.0
         return self
+
+    @property
+    def left(self) -> float:
+        """Seconds to the deadline, 0 behind it."""
+        return self._left if self._pauses else max(0.0, self._timer.when() - asyncio.get_running_loop().time())
+
+    def extend(self, seconds: float) -> None:
+        """Move it by so much. It has no effect after the deadline."""
+        self.seconds += seconds
+        if self._pauses:
+            self._left += seconds
+        elif not self._passed:
+            self._move(self.left + seconds)
+
+    def pause(self) -> None:
+        """Let no time pass until `resume`, which must be called as often."""
+        if not self._pauses:
+            self._left = self.left
+            self._timer.cancel()
+        self._pauses += 1
+
+    def resume(self) -> None:
+        """End a `pause`."""
+        self._pauses -= 1
+        if not self._pauses and not self._passed:
+            self._move(self._left)
+
+    def _move(self, seconds: float) -> None:
+        self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._pass)
 
     def _pass(self) -> None:
         self._passed = True

@@ -254,7 +254,7 @@ async def test_a_tar_that_is_none_gets_nothing() -> None:
 @pytest.mark.parametrize("max_bytes", [100, 1 << 20])
 async def test_a_late_copy_is_a_fault_unless_it_is_large(max_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspace_verifier, "_LARGE_COPY_BYTES", max_bytes)
-    monkeypatch.setattr(workspace_verifier, "copy_seconds", lambda _: 0.01)
+    monkeypatch.setattr(Verification, "copy_seconds", 0.01)
     monkeypatch.setattr(workspace_verifier, "_UNPACK", "cat > /dev/null; sleep 5")
     verdict = await verdict_on(tar_of("a", b"1"), verification())
     assert (verdict.score, verdict.fault is None) == ((0.0, True) if max_bytes == 100 else (None, False)), verdict

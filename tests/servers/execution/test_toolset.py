@@ -14,6 +14,7 @@ from verl_tool.protocol import FaultKind, StepRequest, StepResult
 from verl_tool.servers.execution.admission import Admission
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
+from verl_tool.util.room import turn
 
 
 def say(words: str) -> str:
@@ -586,3 +587,51 @@ class TestAdmission:
             await asyncio.gather(blocker, waiter, return_exceptions=True)
             (result,) = await toolset.step([StepRequest("c", say("y"))], admission=admission)
             assert text(result.observation) == "y"
+
+
+class Crowded(Puppet):
+    """A puppet that plays only in its turn."""
+
+    name = "crowded"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = asyncio.Semaphore(1)
+
+    async def run(self, call: Call, context: Context) -> ToolResult:
+        async with turn(self.slots):
+            return await super().run(call, context)
+
+
+class TestRoom:
+    async def test_who_waits_for_room_keeps_its_place_and_runs_once(self) -> None:
+        tool = Crowded()
+        async with running([tool]) as toolset:
+            first = asyncio.create_task(one(toolset, "a", "<crowded>sleep 1.5</crowded>", 0))
+            await asyncio.sleep(0.05)
+            request = StepRequest("b", "<crowded>say hi</crowded>", 0)
+            refusals = 0
+            while True:
+                [result] = await toolset.step([request], timeout_seconds=30, hold_seconds=0.2)
+                if result.fault is None:
+                    break
+                assert (result.fault.kind, result.fault.retryable) == (FaultKind.OVERLOADED, True)
+                refusals += 1
+            assert text(result.observation) == "hi"
+            assert refusals >= 3
+            assert tool.runs == ["sleep 1.5", "say hi"]
+            assert (await first).fault is None
+
+    async def test_what_runs_is_waited_for_and_what_has_no_number_too(self) -> None:
+        async with running([Crowded()]) as toolset:
+            action = "<crowded>sleep 0.5</crowded>"
+            requests = [StepRequest("a", action, 0), StepRequest("b", action)]
+            results = await toolset.step(requests, timeout_seconds=30, hold_seconds=0.05)
+            assert [result.fault for result in results] == [None, None]
+
+    async def test_the_wait_is_not_part_of_the_time_of_a_call(self) -> None:
+        async with running([Crowded()], call_timeout_seconds=0.8) as toolset:
+            slow = [one(toolset, f"t{i}", "<crowded>sleep 0.4</crowded>", 0) for i in range(4)]
+            assert [fault_kind(result) for result in await asyncio.gather(*slow)] == [None] * 4
+            late = await one(toolset, "late", "<crowded>sleep 5</crowded>", 0)
+            assert fault_kind(late) is FaultKind.TIMEOUT

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
-from verl_tool.gateway.program.container_program import ContainerOptions, ProgramContainers
+from verl_tool.gateway.program.container_program import ProgramContainers
 from verl_tool.protocol import Fault, FaultKind
 from verl_tool.sandbox import Level, Policy, RunResult, SandboxPool, SessionLimits
 from verl_tool.sandbox.backends import Container, ContainerSettings
@@ -21,15 +21,7 @@ from verl_tool.sandbox.inside.wire import WORK_DIRECTORY
 from verl_tool.sandbox.limits import Limits
 from verl_tool.servers.tools.workspace.layout import lay_out
 from verl_tool.servers.tools.workspace.pools import PoolSettings, give_pool, take_pool
-from verl_tool.servers.tools.workspace.verifier import (
-    ENVIRONMENT,
-    LOGS,
-    TESTS,
-    clean_links,
-    copy_seconds,
-    read_reward,
-    verify,
-)
+from verl_tool.servers.tools.workspace.verifier import ENVIRONMENT, LOGS, TESTS, clean_links, read_reward, verify
 from verl_tool.verification import Verdict, Verification
 
 COPY_SECONDS = 60.0
@@ -143,7 +135,7 @@ class WorkspaceVerifier:
             if self._pool is None:
                 self._pool = await take_pool(self._settings)
         async with self._pool.session(limits=self._limits) as session:
-            unpacked = await session.exec(_UNPACK, stdin=content, wall_seconds=copy_seconds(verification))
+            unpacked = await session.exec(_UNPACK, stdin=content, wall_seconds=verification.copy_seconds)
             _reject_late(unpacked, content)
             if unpacked.exit_code in _NO_PROGRAM:
                 raise SandboxError(f"files cannot be unpacked: {unpacked.stderr.strip()}", retryable=False)
@@ -156,26 +148,27 @@ class WorkspaceVerifier:
     ) -> Verdict:
         started = time.monotonic()
         options = containers.options
-        check_workdir(options)
+        workdir = await containers.find_workdir()
+        check_workdir(workdir, options.writable)
         settings = ContainerSettings(
             options.engine, containers.image, options.cpus, writable=options.writable, folders=(TESTS, _LOGS_ROOT)
         )
         async with Container(settings, self._limits) as container:
-            fill = ["bash", "-c", _REPLACE, "bash", options.workdir]
-            variables = await container.trusted_variables((options.workdir,))
+            fill = ["bash", "-c", _REPLACE, "bash", workdir]
+            variables = await container.trusted_variables((workdir,))
             unpacked = await container.exec(
-                fill, stdin=content, wall_seconds=copy_seconds(verification), env=variables, cwd="/"
+                fill, stdin=content, wall_seconds=verification.copy_seconds, env=variables, cwd="/"
             )
             _reject_late(unpacked, content)
             if unpacked.exit_code == _NOT_EMPTIED:  # the folder is the image's, and nothing of the program is there
-                words = f"{options.workdir} of {containers.image} cannot be emptied: {unpacked.stderr.strip()}"
+                words = f"{workdir} of {containers.image} cannot be emptied: {unpacked.stderr.strip()}"
                 raise SandboxError(words[:_MAX_MESSAGE_CHARACTERS], retryable=False)
             if unpacked.exit_code in _NO_PROGRAM:
                 words = f"the image {containers.image} needs tar and find for a verifier: {unpacked.stderr.strip()}"
                 raise SandboxError(words[:_MAX_MESSAGE_CHARACTERS], retryable=False)
             if not unpacked.ok:
                 return _no_files(unpacked.stderr.strip() or f"tar was ended by {unpacked.limit_hit}")
-            cleaned = await container.run_apart(clean_links((options.workdir,), _OUTSIDE), copy_seconds(verification))
+            cleaned = await container.run_apart(clean_links((workdir,), _OUTSIDE), verification.copy_seconds)
             _reject_late(cleaned, content)
             if not cleaned.ok:
                 return _no_files(cleaned.stderr.strip() or f"their check was ended by {cleaned.limit_hit}")
@@ -185,7 +178,7 @@ class WorkspaceVerifier:
                     ["bash", f"{TESTS}/test.sh"],
                     wall_seconds=verification.timeout_seconds,
                     env={**_ENVIRONMENT, **variables, **verification.env},
-                    cwd=options.workdir,
+                    cwd=workdir,
                 )
                 reward, why, numbers = await read_reward(container, result, verification)
             except ToolFault as fault:  # the code that it checks can bring the kernel to end it for its memory
@@ -194,10 +187,9 @@ class WorkspaceVerifier:
         return Verdict(reward, message, numbers, seconds=time.monotonic() - started)
 
 
-def check_workdir(options: ContainerOptions) -> None:
-    """Raise ConfigError for a folder that cannot be copied."""
-    workdir = options.workdir
-    if not options.writable and PurePosixPath(workdir).parts[:3] != PurePosixPath(WORK_DIRECTORY).parts:
+def check_workdir(workdir: str, writable: bool) -> None:
+    """Raise ConfigError for a folder that cannot be copied. writable: the image's files may be changed."""
+    if not writable and PurePosixPath(workdir).parts[:3] != PurePosixPath(WORK_DIRECTORY).parts:
         raise ConfigError(
             f"gateway.program.container.workdir={workdir} cannot be written to, and a verifier checks it; "
             "set gateway.program.container.writable=true"

@@ -44,6 +44,7 @@ from verl_tool.sandbox.session.interpreter_handle import (
     ignore,
 )
 from verl_tool.sandbox.worker import RunStatus, Worker, WorkerExitedError
+from verl_tool.util.room import turn
 
 if TYPE_CHECKING:
     from verl_tool.sandbox.isolation.cgroup import RunGroup
@@ -340,7 +341,7 @@ class Session:
 
         Raises the errors of `start`, except that for too many sessions: further companions wait.
         """
-        async with self._pool.companions, self._pool.uncounted(limits) as companion:
+        async with turn(self._pool.companions), self._pool.uncounted(limits) as companion:
             self._has_companion = True
             try:
                 yield companion

@@ -47,6 +47,7 @@ from verl_tool.servers.execution.trajectory_table import ServedTrajectory
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
 from verl_tool.util.deadline import Deadline
 from verl_tool.util.json_text import excerpt
+from verl_tool.util.room import paused_while_waiting
 from verl_tool.verification import read_environment_verification, read_verification
 
 log = logging.getLogger(__name__)
@@ -112,12 +113,12 @@ class ActionRunner:
 
         `progress` contains the results of calls that ran in an earlier attempt. Those of this attempt are appended.
         """
-        deadline = time.monotonic() + self._call_timeout
+        deadline = Deadline(self._call_timeout)
         try:
-            with running_for(trajectory.id), Deadline(self._call_timeout):
+            with running_for(trajectory.id), deadline, paused_while_waiting(deadline, trajectory):
                 return await self._run_in_turn(trajectory, request, progress, admission, deadline)
         except asyncio.TimeoutError:
-            words = f"the action took more than {self._call_timeout:g} s (call_timeout_seconds) and was stopped"
+            words = f"the action took more than {deadline.seconds:g} s (call_timeout_seconds) and was stopped"
             fault = ToolFault(FaultKind.TIMEOUT, words, retryable=False)
         except ToolFault as error:
             fault = error
@@ -191,7 +192,7 @@ class ActionRunner:
         request: StepRequest,
         progress: list[ToolResult],
         admission: Admission | None,
-        deadline: float,
+        deadline: Deadline,
     ) -> StepResult:
         async with trajectory.lock:
             _check_not_ended(trajectory)
@@ -246,7 +247,7 @@ class ActionRunner:
         trajectory: ServedTrajectory,
         request: StepRequest,
         admission: Admission | None,
-        deadline: float,
+        deadline: Deadline,
     ) -> None:
         """Make the trajectory's state with the files, images or audio of the request, whatever tool it calls first."""
         async with admission.place(tool.name) if admission else nullcontext():
@@ -256,7 +257,7 @@ class ActionRunner:
                 raise ToolCallFault(tool, FaultKind.SANDBOX, str(error), error.retryable) from error
 
     async def _verify(
-        self, trajectory: ServedTrajectory, request: StepRequest, admission: Admission | None, deadline: float
+        self, trajectory: ServedTrajectory, request: StepRequest, admission: Admission | None, deadline: Deadline
     ) -> StepResult:
         """Run a verifier in the trajectory's workspace and return its verdict."""
         tool = self._tool_with_workspace(VERIFY_FIELD)
@@ -264,6 +265,8 @@ class ActionRunner:
             verification = await asyncio.to_thread(read_verification, request.extra[VERIFY_FIELD], VERIFY_FIELD)
         except ConfigError as error:
             raise ToolFault(FaultKind.BAD_REQUEST, str(error), retryable=False) from None
+        # Its own limit is another than that of a call. Callers have theirs.
+        deadline.extend(max(0.0, verification.max_seconds - deadline.seconds))
         async with admission.place(tool.name) if admission else nullcontext():
             try:
                 context = await self._context(tool, trajectory, request, deadline)
@@ -273,7 +276,7 @@ class ActionRunner:
         return StepResult(trajectory.id, verdict.told, reward=verdict.reward, metrics=verdict.numbers or None)
 
     async def _begin(
-        self, trajectory: ServedTrajectory, request: StepRequest, admission: Admission | None, deadline: float
+        self, trajectory: ServedTrajectory, request: StepRequest, admission: Admission | None, deadline: Deadline
     ) -> StepResult:
         """Begin the trajectory in the environment that the request names, and return its opening."""
         tool = self._requested_environment(request)
@@ -344,7 +347,7 @@ class ActionRunner:
         trajectory: ServedTrajectory,
         request: StepRequest,
         progress: list[ToolResult],
-        deadline: float,
+        deadline: Deadline,
     ) -> None:
         """Run the calls that `progress` does not contain yet, up to one that ends the trajectory. Calls beyond the
         maximum number per action are answered with an error."""
@@ -361,7 +364,7 @@ class ActionRunner:
                 await self._pass_media_on(result, trajectory, request, deadline)
 
     async def _run_call(
-        self, match: MatchedCall, trajectory: ServedTrajectory, request: StepRequest, deadline: float
+        self, match: MatchedCall, trajectory: ServedTrajectory, request: StepRequest, deadline: Deadline
     ) -> ToolResult:
         tool, call = match.tool, match.call
         if call.error is not None:
@@ -385,7 +388,7 @@ class ActionRunner:
         return with_error_metric(result)
 
     async def _pass_media_on(
-        self, result: ToolResult, trajectory: ServedTrajectory, request: StepRequest, deadline: float
+        self, result: ToolResult, trajectory: ServedTrajectory, request: StepRequest, deadline: Deadline
     ) -> None:
         """Pass the images and audio of a result on to the states that take them."""
         for kind, tool in self._tools_by_kind:
@@ -393,14 +396,14 @@ class ActionRunner:
                 tool.take_media((await self._context(tool, trajectory, request, deadline)).state, media)
 
     async def _context(
-        self, tool: Tool, trajectory: ServedTrajectory, request: StepRequest, deadline: float
+        self, tool: Tool, trajectory: ServedTrajectory, request: StepRequest, deadline: Deadline
     ) -> Context:
         """Return the context of a call of `tool`. A state is made at the trajectory's first call."""
-        context = Context(
-            trajectory.id, request.step, None, request.extra, request.is_last_step, deadline, request.action
-        )
+        context = Context(trajectory.id, request.step, None, request.extra, request.is_last_step, action=request.action)
+        context.deadline = time.monotonic() + deadline.left
         if tool.name not in trajectory.states:
             trajectory.states[tool.name] = await self._state(tool, trajectory, context)
+            context.deadline = time.monotonic() + deadline.left
         if tool.state_group in self._live:
             self._live[tool.state_group].touch(trajectory)
         context.state = trajectory.states[tool.name]

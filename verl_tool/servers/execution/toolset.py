@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -38,8 +38,9 @@ class ToolSet:
     one is cancelled.
 
     `state_ttl_seconds` is the idle time after which a trajectory's state is freed, and `record_ttl_seconds` the time
-    for which answers are recorded. `call_timeout_seconds` is the deadline of one action, including the wait for its
-    turn. `max_calls` limits the calls per action, to `MAX_CALLS` by default and at most.
+    for which answers are recorded. `call_timeout_seconds` is the deadline of one action, including the wait for those
+    before it of the same trajectory, and not the wait for room (`util.room`). `max_calls` limits the calls per action,
+    to `MAX_CALLS` by default and at most.
     """
 
     def __init__(
@@ -123,13 +124,16 @@ class ToolSet:
         requests: Sequence[StepRequest],
         *,
         timeout_seconds: float | None = None,
+        hold_seconds: float | None = None,
         admission: Admission | None = None,
     ) -> list[StepResult]:
         """Answer `requests` in their order. Different trajectories run concurrently.
 
         The failure of an entry is the fault of its answer and is not raised. After `timeout_seconds`, the answer is the
-        fault ``timeout``. A step that has a number continues then, and its answer can be requested again. With
-        `admission`, an action waits there for a slot before it runs.
+        fault ``timeout``. A step that has a number continues then, and its answer can be requested again. After
+        `hold_seconds`, steps with numbers that all still wait for room on this machine (`util.room`) are answered with
+        the fault ``overloaded``, and keep their places. With `admission`, an action waits there for a slot before it
+        runs.
         """
         if not requests:
             return []
@@ -139,7 +143,10 @@ class ToolSet:
                 started.append(self._begin(request, admission))
                 if number % _BEGIN_AT_A_TIME == 0:
                     await asyncio.sleep(0)
-            await wait_all({run for run in started if isinstance(run, asyncio.Task)}, timeout_seconds)
+            runs = {
+                run: request for request, run in zip(requests, started, strict=True) if isinstance(run, asyncio.Task)
+            }
+            await self._wait(runs, timeout_seconds, hold_seconds)
         finally:
             for request, run in zip(requests, started, strict=False):
                 if isinstance(run, asyncio.Task) and request.step is None and not request.finish:
@@ -338,14 +345,34 @@ class ToolSet:
                 # Tools are users' code. The other tools are closed whatever this one raises.
                 log.exception("tool %s failed to close", tool.name)
 
+    async def _wait(
+        self, runs: Mapping[asyncio.Task[StepResult], StepRequest], seconds: float | None, hold_seconds: float | None
+    ) -> None:
+        """Wait until all runs are done, `seconds` have passed, or, after each `hold_seconds`, all wait for room."""
+        left, undone = seconds, list(runs)
+        while undone:
+            part = min((limit for limit in (left, hold_seconds) if limit is not None), default=None)
+            await wait_all(undone, part)
+            undone = [run for run in undone if not run.done()]
+            left = None if left is None or part is None else left - part
+            if (left is not None and left <= 0) or all(self._waits_for_room(runs[run]) for run in undone):
+                return
+
     def _answer(
         self, request: StepRequest, run: asyncio.Task[StepResult] | StepResult, timeout_seconds: float | None
     ) -> StepResult:
         if isinstance(run, StepResult):
             return run
+        if not run.done() and self._waits_for_room(request):
+            words = "the step waits for room on this machine; send it again to get its answer"
+            return self._runner.answer_fault(request, ToolFault(FaultKind.OVERLOADED, words, retryable=True))
         if not run.done():
             return self._timed_out(request, timeout_seconds or 0.0)
         return self._runner.answer_fault(request, _stopping()) if run.cancelled() else run.result()
+
+    def _waits_for_room(self, request: StepRequest) -> bool:
+        trajectory = self._table.get(request.trajectory_id)
+        return request.step is not None and trajectory is not None and trajectory.waits > 0
 
     def _timed_out(self, request: StepRequest, seconds: float) -> StepResult:
         again = "send the same step again to get its answer" if request.step is not None else "it was stopped"

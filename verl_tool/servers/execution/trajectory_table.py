@@ -67,6 +67,14 @@ class ServedTrajectory:
     """Whether a tool has ended the trajectory. Its states are freed, but its last answers are still recorded."""
     closed: bool = False
     """Whether the trajectory was removed from the table."""
+    waits: int = 0
+    """Above 0 while its action waits for room on this machine (`util.room`)."""
+
+    def pause(self) -> None:
+        self.waits += 1
+
+    def resume(self) -> None:
+        self.waits -= 1
 
 
 class TrajectoryTable:

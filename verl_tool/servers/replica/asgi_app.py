@@ -48,6 +48,8 @@ from verl_tool.util.json_text import encode_json
 if TYPE_CHECKING:
     from verl_tool.sandbox import SandboxPool
 
+HOLD_SECONDS = 15.0
+"""After which entries that wait for room on this machine are answered, so that their callers know it."""
 _FIELD_OF_FAULT = re.compile(r"(?:[a-z_]+\[\d+\]|tool_name)(?= )")
 
 _STATUSES = {
@@ -123,7 +125,12 @@ class ToolServerApp(WebApp):
 
     async def run_local(self, requests: Sequence[StepRequest]) -> list[StepResult]:
         """Run entries in this process, within the deadline."""
-        return await self.toolset.step(requests, timeout_seconds=self.request_timeout_seconds, admission=self.admission)
+        return await self.toolset.step(
+            requests,
+            timeout_seconds=self.request_timeout_seconds,
+            hold_seconds=HOLD_SECONDS,
+            admission=self.admission,
+        )
 
     async def fork_local(self, request: ForkRequest) -> ForkResponse:
         """Fork a trajectory of this process, within the deadline."""

@@ -25,6 +25,7 @@ from verl_tool.sandbox.result import CellResult
 from verl_tool.sandbox.session.command_relay import CALLS, CommandRelay
 from verl_tool.servers.tools.workspace.layout import lay_out, mark_executable
 from verl_tool.util.deadline import Deadline
+from verl_tool.util.room import paused_while_waiting
 from verl_tool.verification import MARGIN_SECONDS, Verdict, Verification, reward_in
 
 TESTS, LOGS, _OWN = "/tests", "/logs/verifier", wire.VERIFIER_DIRECTORY
@@ -74,7 +75,6 @@ _LARGE_SESSION_BYTES, _LARGE_SESSION_FILES = 1 << 30, 200_000
 """Of a session, whose limits count: what is in it is not known."""
 _LARGE_SECONDS = MARGIN_SECONDS - 10
 """In which a larger workspace must be judged, in addition to the verifier's own time: before the callers' deadline."""
-_MIN_COPY_SECONDS = 60.0
 _MAX_MESSAGE_CHARACTERS = 2000
 """Of the end of what a verifier printed."""
 
@@ -89,7 +89,8 @@ async def verify(session: WorkspaceSandbox, verification: Verification) -> Verdi
     if await _is_large(session):
         left = verification.timeout_seconds + _LARGE_SECONDS - (time.monotonic() - began)
         try:
-            with Deadline(max(0.0, left)):
+            deadline = Deadline(max(0.0, left))
+            with deadline, paused_while_waiting(deadline):
                 reward, reason, numbers = await _verify(session, verification)
         except (asyncio.TimeoutError, LateError):
             words = f"the workspace is large and was not judged in {verification.timeout_seconds + _LARGE_SECONDS:g} s"
@@ -107,15 +108,10 @@ async def _is_large(session: WorkspaceSandbox) -> bool:
     return (await session.run_apart(f"{_checks()}\n{check}\n", MARGIN_SECONDS)).stdout.strip() != "False"
 
 
-def copy_seconds(verification: Verification) -> float:
-    """Return how long each of these may take: to copy a workspace's files, and to check the copy."""
-    return max(_MIN_COPY_SECONDS, verification.timeout_seconds)
-
-
 async def _verify(session: WorkspaceSandbox, verification: Verification) -> tuple[float, str, dict[str, float]]:
     if not session.whole():
         return 0.0, "the trajectory moved the folders of its workspace", {}
-    seconds = copy_seconds(verification)
+    seconds = verification.copy_seconds
     async with session.companion(_limits(session.limits, verification), _FOLDERS) as own:
         variables = await _container_variables(own)
         await _prepare(own, verification)
@@ -141,7 +137,7 @@ def _limits(limits: SessionLimits, verification: Verification) -> SessionLimits:
         disk_bytes=limits.disk_bytes + _EXTRA_BYTES,
         disk_files=limits.disk_files + _EXTRA_FILES,
         processes=max(limits.processes, _MIN_PROCESSES),
-        total_wall_seconds=verification.timeout_seconds + 2 * copy_seconds(verification) + 2 * MARGIN_SECONDS,
+        total_wall_seconds=verification.max_seconds,
     )
 
 

@@ -7,6 +7,7 @@ What one tool writes into a file another reads. Each tool keeps what it needs be
 from __future__ import annotations
 
 import asyncio
+import os
 from fnmatch import fnmatchcase
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -23,6 +24,7 @@ from verl_tool.servers.tools.base import Context, Tool, ToolOptions
 from verl_tool.servers.tools.workspace.layout import filled, started
 from verl_tool.servers.tools.workspace.pools import PoolSettings, give_pool, take_pool
 from verl_tool.servers.tools.workspace.verifier import verify
+from verl_tool.util.room import turn
 from verl_tool.verification import Verdict, Verification
 
 
@@ -55,6 +57,9 @@ class WorkspaceOptions(PolicyOptions):
     there is no network."""
     warm_containers: int = Field(default=0, ge=0)
     """Containers of `image` in each replica that are started before a trajectory needs them."""
+    max_verifications: int | None = Field(default=None, ge=1)
+    """Verifiers that run at once in each replica, by default two for each core. Further ones wait, which is not part of
+    their time."""
     cpus: float = Field(default=1.0, gt=0)
     """CPU time a second of one container."""
     max_disk_mb: int = Field(default=64, ge=1)
@@ -204,6 +209,7 @@ class WorkspaceTool(SandboxTool):
         # Each call brings its own wall time.
         shared = SessionLimits(**{**vars(self._limits), "wall_seconds": SessionLimits.wall_seconds})
         self._settings = PoolSettings(chosen.workers, chosen.warm_modules, chosen.max_sessions, policy, level, shared)
+        self._verifications = asyncio.Semaphore(chosen.max_verifications or 2 * (os.cpu_count() or 1))
         self._containers: ContainerPool | None = None
         if chosen.backend != "sandbox":
             settings = ContainerSettings(
@@ -303,7 +309,8 @@ class WorkspaceTool(SandboxTool):
         return named
 
     async def verify(self, state: Workspace, verification: Verification) -> Verdict:
-        return await state.verify(verification)
+        async with turn(self._verifications):
+            return await state.verify(verification)
 
     async def fork_state(self, state: Workspace) -> Workspace:
         return await state.fork()
