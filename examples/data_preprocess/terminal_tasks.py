@@ -137,7 +137,7 @@ def main(
     revision: Annotated[str, typer.Option("--revision", help="Branch, tag or commit of a repository.")] = "",
 ) -> None:
     """Write train.parquet, and test.parquet with `test_size` tasks that are held out."""
-    builder = open_builder(backend, build_network, base_image or [])
+    builder = open_builder(backend, build_network, [text for text in base_image or [] if text])
     with open_source(str(tasks), subfolder=subfolder, revision=revision) as folder:
         read = read_tasks(
             task_folders(folder),

@@ -10,10 +10,10 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
-import container_image
+import machine_image
 import pytest
 
-REAL_IMAGE = os.environ.get("VERL_TOOL_TEST_IMAGE", container_image.NAME)
+REAL_IMAGE = os.environ.get("VERL_TOOL_TEST_IMAGE", machine_image.NAME)
 _ULIMITS = ("--ulimit", "nofile=512:512", "--ulimit", "nproc=1000:1000")
 """Without them, podman asks for more than it may have without CAP_SYS_RESOURCE."""
 _STAND_IN = Path(__file__).with_name("stand_in_docker.py")
@@ -48,8 +48,8 @@ def _missing(command: str) -> str:
     try:
         if subprocess.run([command, "info"], capture_output=True, timeout=60, check=False).returncode != 0:
             return f"{command} reaches no daemon"
-        if REAL_IMAGE == container_image.NAME:
-            container_image.build(command)
+        if REAL_IMAGE == machine_image.NAME:
+            machine_image.build(command)
         tried = [command, "run", "--rm", "--network", "none", *_ULIMITS, REAL_IMAGE, "true"]
         subprocess.run(tried, capture_output=True, timeout=120, check=True)
     except subprocess.CalledProcessError as error:

@@ -143,7 +143,7 @@ class AgentHost:
                 if isinstance(place, ProgramContainers):
                     containers = place
                     if copy is not None:
-                        check_workdir(place.options)
+                        check_workdir(await place.find_workdir(), place.options.writable)
                 async with listen_for(
                     session.id, self._app, Path(self._folder.name), shared=containers is not None
                 ) as path:

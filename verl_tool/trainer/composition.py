@@ -18,7 +18,10 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_tool.sandbox.backends.engine import find_engine
+
 CALCULATIONS: dict[str, Callable[..., Any]] = {
+    "engine": find_engine,
     "equal": lambda a, b: a == b,
     "if": lambda condition, then, otherwise="": then if condition else otherwise,
     "max": max,
@@ -27,7 +30,7 @@ CALCULATIONS: dict[str, Callable[..., Any]] = {
     "quotient": lambda a, b: a // b,
     "sum": lambda *terms: sum(terms),
 }
-"""Resolvers: ``${calc.sum:${data.max_prompt_length},16}``."""
+"""Resolvers: ``${calc.sum:${data.max_prompt_length},16}``. ``${calc.engine:}`` is the machine's container engine."""
 
 
 class ConfigFolders(SearchPathPlugin):

@@ -315,12 +315,39 @@ def test_the_other_scaffold_of_swe_is_an_agent_in_the_image_of_a_row():
 
 
 @pytest.mark.parametrize(("backend", "image"), [("sandbox", ""), ("podman", "local/debian:1")])
-def test_the_small_form_of_swe_runs_in_the_sandbox_or_in_containers(backend, image):
-    chosen = (f"recipe.backend={backend}", f"recipe.backend_image={image}")
-    config = completed("swe/train.sh", *chosen, PROFILE="cpu")
+def test_the_small_form_of_swe_runs_in_the_sandbox_or_in_containers(monkeypatch, backend, image):
+    monkeypatch.setenv("ENGINE", backend)
+    monkeypatch.setenv("IMAGE", image or "any")
+    config = completed("swe/train.sh", PROFILE="cpu")
     tools = tools_of(config)
     assert {(tool.options.backend, tool.options.image) for tool in tools} == {(backend, image)}
     assert {tool.options.timeout_seconds for tool in tools} == {3}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("image", ["", "a:1"])
+def test_tasks_of_the_terminal_recipe_run_in_containers(monkeypatch, profile, image):
+    for name, value in {"ENGINE": "podman", "IMAGE": image, "TASK_BASE_IMAGE": "*=b:1"}.items():
+        monkeypatch.setenv(name, value)
+    config = completed("terminal/train.sh", PROFILE=profile)
+    tools = tools_of(config)
+    found = {(tool.options.backend, tool.options.image, tool.options.writable) for tool in tools}
+    assert found == {("podman", image, True)}
+    [command] = [command for command in commands(config, "make_data") if "--tasks" in command]
+    assert {"--backend=podman", "--base_image=*=b:1"} <= set(command)
+    assert ("--images" in command) == (not image)
+
+
+@pytest.mark.parametrize(("engine", "image"), [("", None), ("podman", "python:3.12")])
+def test_the_agent_s_tasks_run_where_their_images_are_built(monkeypatch, tmp_path, engine, image):
+    monkeypatch.setenv("ENGINE", engine or "sandbox")
+    config = composed("unmodified_agent/train.sh", f"gateway.program.install={tmp_path}", PROFILE="gpu")
+    main_ppo.complete(config)
+    program = config.gateway.program
+    assert (program.image, program.container.engine) == (image, engine or "docker")
+    assert program.container.writable == bool(engine)
+    [command] = commands(config, "make_data")
+    assert f"--backend={engine}" in command
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -7,7 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
-import container_image
+import machine_image
 import pytest
 from containers import REAL_IMAGE, real
 
@@ -156,7 +156,7 @@ async def test_podman(tmp_path: Path) -> None:
         assert await builder.has(image)
         found = await builder.describe(image)
         assert (found.user, found.workdir) == ("ada", "/srv/app")
-        if REAL_IMAGE == container_image.NAME:
+        if REAL_IMAGE == machine_image.NAME:
             assert found.loader == (("LD_LIBRARY_PATH", "/usr/local/lib"),), "of the image below it"
         assert await builder.build(tmp_path, seconds=0.001) == image
         with pytest.raises(SandboxError, match="not built within 5 s"):

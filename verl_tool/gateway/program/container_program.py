@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from verl_tool.sandbox.backends import Container, ContainerSettings
-from verl_tool.sandbox.backends.providers import ELSEWHERE
+from verl_tool.sandbox.backends.providers import ELSEWHERE, find_provider
+from verl_tool.sandbox.backends.providers.images import image_settings
 from verl_tool.sandbox.backends.resident_client import ResidentProgram
 from verl_tool.sandbox.inside.wire import WORK_DIRECTORY
 from verl_tool.sandbox.limits import Limits, SessionLimits
@@ -23,8 +24,9 @@ class ContainerOptions(BaseModel):
     """``docker``, ``podman``, or another program that understands the same arguments."""
     cpus: float = Field(default=1.0, gt=0)
     """CPU time a second, of all its processes together."""
-    workdir: str = WORK_DIRECTORY
-    """Where the program starts; the row's files are written there."""
+    workdir: str = ""
+    """Where the program starts; the row's files are written there. Defaults to the image's working directory if
+    `writable`, else to a folder in memory, ``/box/work``."""
     writable: bool = False
     """The program may change the image's files, as the image's own user, in a layer that is dropped at the end. Its
     size is not bounded."""
@@ -48,6 +50,13 @@ class ProgramContainers:
     options: ContainerOptions
     limits: Limits
 
+    async def find_workdir(self) -> str:
+        """Return where its programs start. Raises as `spawn`."""
+        options = self.options
+        if options.workdir or not options.writable:
+            return options.workdir or WORK_DIRECTORY
+        return (await image_settings(find_provider(options.engine), self.image)).workdir
+
     async def spawn(self, service: SandboxedService, line_bytes: int) -> ContainerService:
         """Start a service with the environment of the image and its own; `readable` is at the same paths. Raises
         ConfigError if there is no such engine, and SandboxError if the container cannot be started."""
@@ -65,7 +74,8 @@ class ProgramContainers:
         container = Container(settings, limits)
         await container.start()
         try:
-            process = await container.spawn_inside(service.command, service.env, options.workdir, line_bytes=line_bytes)
+            workdir = await self.find_workdir()
+            process = await container.spawn_inside(service.command, service.env, workdir, line_bytes=line_bytes)
         except BaseException:
             await container.stop()
             raise

@@ -7,9 +7,11 @@ import contextlib
 import errno
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from verl_tool.errors import ConfigError, SandboxError
 
@@ -18,6 +20,24 @@ _PASSED_PREFIXES = ("DOCKER_", "CONTAINER_", "CONTAINERS_", "PODMAN_")
 _READ_BYTES = 1 << 16
 _END_SECONDS = 5.0
 """Time for a killed process to exit."""
+
+
+ENGINES = ("docker", "podman")
+_ANSWER_SECONDS = 20.0
+
+
+@lru_cache(maxsize=1)
+def find_engine() -> str:
+    """Return the first of `ENGINES` that answers on this machine, and ``sandbox`` if none does. docker's client may be
+    there without an engine."""
+    for name in ENGINES:
+        try:
+            answer = subprocess.run([name, "info"], capture_output=True, timeout=_ANSWER_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if answer.returncode == 0:
+            return name
+    return "sandbox"
 
 
 @dataclass(frozen=True)

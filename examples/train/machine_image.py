@@ -1,7 +1,13 @@
-"""A small image for tests, made of this machine's own programs: nothing is fetched."""
+"""An image of this machine's own programs, for containers where no registry is reached: nothing is fetched.
+
+    python examples/train/machine_image.py --engine podman --image localhost/verl-tool-machine:1 --output outputs/image
+
+An image of another name than `NAME` must be there, or is pulled.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import io
 import os
@@ -12,8 +18,16 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import Annotated
 
-NAME = "localhost/verl-tool-tests:2"
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from verl_tool.errors import SandboxError, VerlToolError
+from verl_tool.sandbox.backends.providers.command_line import CommandLineProvider
+
+NAME = "localhost/verl-tool-machine:1"
 _PROGRAMS = """
     bash sh cat chmod chown cp cut date dirname basename du env expr false find git grep head id kill
     ln ls mkdir mkfifo mktemp mv nohup od printenv printf pwd readlink realpath rm rmdir sed seq
@@ -31,7 +45,6 @@ _LEFT_OUT = {
     "site-packages",
     "test",
     "tests",
-    "__pycache__",
     "idlelib",
     "tkinter",
     "ensurepip",
@@ -42,8 +55,11 @@ _IMPORT_SECONDS = 240
 
 
 def build(command: str) -> None:
-    """Make the image, unless it is there. Raises CalledProcessError."""
-    with open(Path(tempfile.gettempdir()) / f"verl-tool-tests-image-{os.getuid()}.lock", "w") as lock:
+    """Make the image, unless it is there. command: docker or podman. Raises CalledProcessError, TimeoutExpired, and
+    SandboxError on other systems than Linux, whose programs no container runs."""
+    if sys.platform != "linux":
+        raise SandboxError(f"{NAME} is made of programs of Linux; name another image, such as python:3.12-slim", False)
+    with open(Path(tempfile.gettempdir()) / f"verl-tool-machine-image-{os.getuid()}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if subprocess.run([command, "image", "inspect", NAME], capture_output=True, check=False).returncode == 0:
             return
@@ -119,3 +135,30 @@ def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 def _of_the_library(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return None if _LEFT_OUT & set(member.name.split("/")) else _of_root(member)
+
+
+def main(
+    engine: Annotated[str, typer.Option("--engine", help="docker or podman; of the sandbox nothing is made.")],
+    image: Annotated[str, typer.Option("--image", help=f"Its name; {NAME} is made here, others are pulled.")] = NAME,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="A folder that is made when the image is there.")
+    ] = None,
+) -> None:
+    """See that the engine has the image of a recipe's containers."""
+    try:
+        if engine != "sandbox":
+            if image == NAME:
+                build(engine)
+            asyncio.run(CommandLineProvider(engine).describe(image))
+    except (VerlToolError, subprocess.SubprocessError, OSError) as error:
+        printed = error.stderr if isinstance(error, subprocess.CalledProcessError) else b""
+        reason = printed.decode(errors="replace").strip()[-500:] or str(error)
+        words = f"no image {image}: {reason}; name another one with IMAGE, or take the sandbox with ENGINE=sandbox"
+        Console(stderr=True).print(f"[red]{escape(words)}[/red]", soft_wrap=True)
+        raise typer.Exit(1) from None
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)
