@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -47,6 +47,8 @@ class Verification(BaseModel):
     """For the program. One that takes longer gives the reward 0."""
     env: dict[str, str] = {}
     """Variables on top of those of the sandbox."""
+    user: Literal["", "root"] = ""
+    """Who runs it in a container whose programs may change the image: they, or root, whose files they cannot change."""
 
     @property
     def copy_seconds(self) -> float:

@@ -25,7 +25,7 @@ from verl_tool.errors import ConfigError
 from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD
 from verl_tool.sandbox.backends.image_builder import ImageBuilder
 from verl_tool.tasks.task import Task, read_task, task_folders
-from verl_tool.tasks.task_images import is_published, open_builder, prepare_image
+from verl_tool.tasks.task_images import TaskImage, is_published, open_builder, prepare_image
 from verl_tool.tasks.task_source import open_source
 from verl_tool.verification import STYLE
 
@@ -39,14 +39,16 @@ SYSTEM = (
 def as_row(task: Mapping[str, Any], split: str, index: int) -> Row:
     """One row of a task."""
     what: Task = task["task"]
-    files = what.packed_files()
-    sent = {name: value for name, value in ((FILES_FIELD, files), (WORKSPACE_IMAGE_FIELD, task["image"])) if value}
+    image: TaskImage | None = task["image"]
+    files, name = what.packed_files(), image.name if image is not None else ""
+    verification = image.verified_by(what) if image is not None else what.verification
+    sent = {field: value for field, value in ((FILES_FIELD, files), (WORKSPACE_IMAGE_FIELD, name)) if value}
     extra = {"task": what.name, **({"tools_kwargs": sent} if sent else {})}
     made = row(
         DATA_SOURCE,
         messages(task["system"] or None, what.instruction),
         str(what.metadata.get("category", "terminal")),
-        what.verification.model_dump_json(),
+        verification.model_dump_json(),
         split,
         index,
         extra,
@@ -82,12 +84,12 @@ def read_tasks(
     return tasks
 
 
-async def build_images(tasks: Sequence[Task], builder: ImageBuilder, every: bool) -> list[str | None]:
-    """The names of the tasks' images; None for a task that needs none, unless `every` task gets one."""
+async def build_images(tasks: Sequence[Task], builder: ImageBuilder, every: bool) -> list[TaskImage | None]:
+    """The tasks' images; None for a task that needs none, unless `every` task gets one."""
 
     with Console().status("images") as status:
 
-        async def build(task: Task) -> str | None:
+        async def build(task: Task) -> TaskImage | None:
             if not every and not task.needs_image:
                 return None
 
@@ -97,7 +99,7 @@ async def build_images(tasks: Sequence[Task], builder: ImageBuilder, every: bool
             image = await prepare_image(task, builder, display)
             for line in (f"image of {task.name}: {image.name}", *([image.warning] if image.warning else [])):
                 status.console.print(line, markup=False, soft_wrap=True)
-            return image.name
+            return image
 
         return await asyncio.gather(*map(build, tasks))
 
@@ -147,11 +149,12 @@ def main(
             images=images,
             skip=skip_unsupported,
         )
-        named = [task.image if images else None for task in read]
-        names = named if builder is None else asyncio.run(build_images(read, builder, images))
+        found = [TaskImage.of_published(task) if images else None for task in read]
+        if builder is not None:
+            found = asyncio.run(build_images(read, builder, images))
     source = [
         {"name": task.name, "task": task, "system": system, "image": image}
-        for task, image in zip(read, names, strict=True)
+        for task, image in zip(read, found, strict=True)
     ]
     save(convert(divide(source, "name", test_size, seed), as_row), local_dir)
 

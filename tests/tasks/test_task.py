@@ -85,6 +85,7 @@ def test_a_malformed_task_is_told(folder: Path, path: str, text: str | None, tol
         ("task.toml", "[environment]\ndocker_image = 'a:1'", "docker_image is a:1, and there is no Dockerfile"),
         ("task.toml", "[environment]\nenv = {A = '1'}\nworkdir = '/srv'", "env is set; environment.workdir is set"),
         ("task.toml", "[agent]\nuser = 'ada'\n[verifier]\nuser = 'ada'", "agent.user is set"),
+        ("task.toml", "[verifier]\nuser = 'root'", "verifier.user is set"),
     ],
 )
 def test_tasks_that_need_an_image(folder: Path, path: str, text: str, reason: str) -> None:

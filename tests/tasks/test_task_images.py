@@ -23,9 +23,12 @@ from verl_tool.tasks.task_images import (
 from verl_tool.verification import Verification
 
 
-def make_task(context: Path | None = None, user: str | None = None, **environment: object) -> Task:
+def make_task(
+    context: Path | None = None, user: str | None = None, verifier_user: str | None = None, **environment: object
+) -> Task:
     table = EnvironmentTable.model_validate(environment)
-    return Task("t", "", {}, Verification.model_construct(), {}, environment=table, user=user, context=context)
+    users = {"user": user, "verifier_user": verifier_user}
+    return Task("t", "", {}, Verification.model_construct(), {}, environment=table, context=context, **users)
 
 
 def test_the_configuration_becomes_part_of_the_image(tmp_path: Path) -> None:
@@ -68,6 +71,49 @@ async def test_images_are_built_if_need_be(tmp_path: Path) -> None:
         ("build", ["Dockerfile"], "FROM debian\n\n", 600.0),
         ("build", [], 'FROM a:1\nENV A="b"\n', 600.0),
     ]
+
+
+class TwoUsersBuilder(ImageBuilder):
+    """Builds images of the user of the last line, else of `own`."""
+
+    def __init__(self, own: str) -> None:
+        self._own = own
+
+    async def build(self, context: Path, dockerfile: str | None = None, **options: object) -> str:
+        return (dockerfile or "").strip().split("\n")[-1]
+
+    async def describe(self, image: str) -> ImageSettings:
+        return ImageSettings(image.removeprefix("USER ") if image.startswith("USER ") else self._own, "/app")
+
+
+@pytest.mark.parametrize(
+    ("own", "user", "verifier_user", "found"),
+    [
+        ("0:0", None, None, ""),
+        ("0:0", "ada", None, "root"),
+        ("0:0", "ada", "ada", ""),
+        ("0:0", "ada", "root", "root"),
+        ("0:0", "ada", "0", "root"),
+        ("0:0", None, "root", ""),
+        ("bob", None, "root", "root"),
+        ("bob", "bob", None, ""),
+        ("bob", "root", None, None),
+        ("bob", "ada", None, None),
+    ],
+)
+async def test_who_the_verifier_is(
+    tmp_path: Path, own: str, user: str | None, verifier_user: str | None, found: str | None
+) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM debian")
+    for task in (
+        make_task(tmp_path, user, verifier_user),
+        make_task(None, user, verifier_user, docker_image="a:1"),
+    ):
+        if found is None:
+            with pytest.raises(ConfigError, match="task t: agent.user is .*, and the image's own user 'bob'"):
+                await prepare_image(task, TwoUsersBuilder(own))
+        else:
+            assert (await prepare_image(task, TwoUsersBuilder(own))).verifier_user == found
 
 
 async def test_what_has_no_image() -> None:

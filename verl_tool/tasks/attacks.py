@@ -92,4 +92,4 @@ async def attempt(attack: TaskAttack, task: Task, workspaces: TaskWorkspaces) ->
     """The verdict on a workspace in which nothing was done but the attack. Raises SandboxError or ToolFault."""
     async with workspaces.open(task) as workspace:
         await attack.prepare(workspace, task)
-        return await verify(workspace, task.verification)
+        return await verify(workspace, workspaces.verification(task))

@@ -94,7 +94,7 @@ async def _attempt(task: Task, workspaces: TaskWorkspaces, *, solve: bool) -> Ve
                     f"exit code {result.exit_code}" if result.exit_code is not None else f"ended by {result.limit_hit}"
                 )
                 raise _Failed(f"solution/{SOLUTION}: {how}: {result.output[-_MAX_DISPLAY_CHARACTERS:].strip()}")
-        return await verify(workspace, task.verification)
+        return await verify(workspace, workspaces.verification(task))
 
 
 def _problem(verdicts: list[Verdict], wanted: float, what: str) -> str:

@@ -58,6 +58,8 @@ class Task:
     environment: EnvironmentTable = field(default_factory=EnvironmentTable)
     user: str | None = None
     """Who runs in a container of the image; None: the image's own user."""
+    verifier_user: str | None = None
+    """Who runs the verifier: `user`, or root; None: the image's own user."""
     context: Path | None = None
     """The folder ``environment/``, from which an image is built."""
     allowed_hosts: tuple[str, ...] = ()
@@ -135,6 +137,7 @@ def _read(folder: Path, ignore_build: bool, offline: bool, network: bool) -> Tas
         metadata=config.metadata,
         environment=config.environment,
         user=None if config.agent.user is None else str(config.agent.user),
+        verifier_user=None if config.verifier.user is None else str(config.verifier.user),
         context=context.resolve() if context.is_dir() else None,
         allowed_hosts=hosts,
         needs_image="; ".join(reasons),
@@ -154,8 +157,9 @@ def _image_reasons(config: TaskConfig, context: Path) -> Iterator[str]:
     for key in ("env", "workdir"):
         if getattr(environment, key):
             yield f"environment.{key} is set"
-    if config.agent.user is not None:
-        yield "agent.user is set"
+    for part in ("agent", "verifier"):
+        if getattr(config, part).user is not None:
+            yield f"{part}.user is set"
 
 
 def _files_of(context: Path, ignore_build: bool) -> tuple[dict[str, PackedFile], str]:

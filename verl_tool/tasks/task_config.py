@@ -40,6 +40,7 @@ NetworkMode = Literal["no-network", "public", "allowlist"]
 Megabytes = Annotated[int, Field(gt=0)]
 Size = Annotated[Megabytes, BeforeValidator(_parse_megabytes)]
 User = str | int
+ROOT = ("root", "0", 0)
 
 
 class _Table(BaseModel):
@@ -196,10 +197,10 @@ def _unsupported_verifier(config: TaskConfig) -> Iterator[str]:
         )
     if verifier.collect:
         yield "verifier.collect is not supported: no command runs between the trajectory and its verifier"
-    if config.agent.user != verifier.user:
+    if verifier.user not in (None, *ROOT, config.agent.user):
         yield (
-            f"agent.user is {config.agent.user!r} and verifier.user {verifier.user!r}; both run as one user of the "
-            "image here, and the verifier in a sandbox of its own"
+            f"agent.user is {config.agent.user!r} and verifier.user {verifier.user!r}; the verifier runs as the same user "
+            "or as root"
         )
 
 

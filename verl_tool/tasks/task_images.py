@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox.backends.image_builder import ImageBuilder, ignore_progress
 from verl_tool.tasks.environment import DOCKERFILE
+from verl_tool.sandbox.backends.settings import ImageSettings
 from verl_tool.tasks.task import Task
+from verl_tool.tasks.task_config import ROOT
+from verl_tool.verification import Verification
 
 
 @dataclass(frozen=True)
@@ -20,11 +24,24 @@ class TaskImage:
     name: str
     user: str
     """Who its programs run as."""
+    verifier_user: Literal["", "root"] = ""
+    """Who the verifier runs as: they, or root."""
+
+    def verified_by(self, task: Task) -> Verification:
+        """The task's verifier in this image."""
+        return task.verification.model_copy(update={"user": self.verifier_user})
+
+    @classmethod
+    def of_published(cls, task: Task) -> TaskImage | None:
+        """``environment.docker_image``, which is not looked at; None without one."""
+        if task.image is None:
+            return None
+        return cls(task.image, "", "root" if task.verifier_user is not None and _is_root(task.verifier_user) else "")
 
     @property
     def warning(self) -> str:
         """What the verifier does not see because of its user; empty if it sees all."""
-        if self.user.partition(":")[0] not in ("root", "0"):
+        if not _is_root(self.user):
             return ""
         return (
             "programs are root in its image, so that its verifier sees the work folder and /tmp on a fresh image, and "
@@ -40,25 +57,44 @@ async def prepare_image(
     Variables, folder and user of ``task.toml`` become part of the image. As in Harbor, ``environment.docker_image`` is
     used in the place of the Dockerfile. Raises ConfigError that names the task, and SandboxError.
     """
-    seconds = task.environment.build_timeout_sec
+
+    async def prepare(same: Task) -> tuple[str, ImageSettings]:
+        image = await _build(same, builder, progress)
+        return image, await builder.describe(image)
+
     try:
-        text = render_dockerfile(task)
-        if task.image and is_published(task):
-            image = task.image
-        elif task.image or task.context is None:
-            with tempfile.TemporaryDirectory(prefix="verl-tool-build-") as empty:
-                image = await builder.build(Path(empty), text, seconds=seconds, progress=progress)
-        else:
-            image = await builder.build(task.context, text, seconds=seconds, progress=progress)
+        image, settings = await prepare(task)
+        own = task.verifier_user
+        if own is None:
+            own = settings.user if task.user is None else (await prepare(replace(task, user=None)))[1].user
     except ConfigError as error:
         raise ConfigError(f"task {task.name}: {error}") from None
-    settings = await builder.describe(image)
     if not settings.workdir.strip("/."):
         raise ConfigError(
             f"task {task.name}: the working folder of its image is {settings.workdir}, and the workspace would be the "
             "whole image; set WORKDIR in the Dockerfile, or environment.workdir"
         )
-    return TaskImage(image, settings.user)
+    if own not in (settings.user, task.user) and not _is_root(own):
+        raise ConfigError(
+            f"task {task.name}: agent.user is {task.user!r}, and the image's own user {own!r}; the verifier runs as the "
+            "same user or as root: set verifier.user"
+        )
+    return TaskImage(image, settings.user, "root" if _is_root(own) and not _is_root(settings.user) else "")
+
+
+async def _build(task: Task, builder: ImageBuilder, progress: Callable[[str], None]) -> str:
+    """Return the name of a task's image."""
+    seconds, text = task.environment.build_timeout_sec, render_dockerfile(task)
+    if task.image and is_published(task):
+        return task.image
+    if task.image or task.context is None:
+        with tempfile.TemporaryDirectory(prefix="verl-tool-build-") as empty:
+            return await builder.build(Path(empty), text, seconds=seconds, progress=progress)
+    return await builder.build(task.context, text, seconds=seconds, progress=progress)
+
+
+def _is_root(user: str) -> bool:
+    return user.partition(":")[0] in ROOT
 
 
 def is_published(task: Task) -> bool:

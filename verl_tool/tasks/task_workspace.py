@@ -14,6 +14,7 @@ from verl_tool.sandbox.backends.image_builder import ImageBuilder
 from verl_tool.servers.tools.workspace.layout import filled, lay_out, started
 from verl_tool.tasks.task import SOLUTION, Task
 from verl_tool.tasks.task_images import TaskImage
+from verl_tool.verification import Verification
 
 _SOLUTION_FOLDER = "/solution"
 _DEFAULT_MEMORY_MB = 2048
@@ -29,6 +30,11 @@ class TaskWorkspaces:
     builder: ImageBuilder | None = None
     images: Mapping[str, TaskImage] = field(default_factory=dict)
     """Images of the tasks that run in containers, by the tasks' names."""
+
+    def verification(self, task: Task) -> Verification:
+        """The verifier of a task, as its user."""
+        image = self.images.get(task.name)
+        return task.verification if image is None else image.verified_by(task)
 
     @contextlib.asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[WorkspaceSandbox]:

@@ -151,7 +151,12 @@ class WorkspaceVerifier:
         workdir = await containers.find_workdir()
         check_workdir(workdir, options.writable)
         settings = ContainerSettings(
-            options.engine, containers.image, options.cpus, writable=options.writable, folders=(TESTS, _LOGS_ROOT)
+            options.engine,
+            containers.image,
+            options.cpus,
+            writable=options.writable,
+            user=verification.user if options.writable else "",
+            folders=(TESTS, _LOGS_ROOT),
         )
         async with Container(settings, self._limits) as container:
             fill = ["bash", "-c", _REPLACE, "bash", workdir]

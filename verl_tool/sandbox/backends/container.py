@@ -239,25 +239,28 @@ class Container:
         return branch
 
     @contextlib.asynccontextmanager
-    async def companion(self, limits: SessionLimits, folders: Sequence[str] = ()) -> AsyncIterator[Container]:
-        """Start a second container of the same image, for programs that judge the results of this one. folders: of
-        `ContainerSettings`, in addition. It has what this one has changed of its image, but only the work folder if
+    async def companion(
+        self, limits: SessionLimits, folders: Sequence[str] = (), user: str = ""
+    ) -> AsyncIterator[Container]:
+        """Start a second container of the same image, for programs that judge the results of this one. folders and
+        user: of `ContainerSettings`, the first in addition. It has what this one has changed of its image, but only the work folder if
         programs are root (see `trust_image`), or the provider does not commit. `copy_files` copies the rest. Raises the
         errors of `start`."""
         async with self._turn():
             settings = self._settings.fresh() if self._copies_work_folder() else await self._committed()
-        async with Container(replace(settings, folders=(*settings.folders, *folders)), limits) as companion:
+        settings = replace(settings, folders=(*settings.folders, *folders), user=user or settings.user)
+        async with Container(settings, limits) as companion:
             yield companion
 
-    async def trusted_variables(self, copied: Sequence[str] = ()) -> dict[str, str]:
+    async def trusted_variables(self, copied: Sequence[str] = (), *, owned: bool = False) -> dict[str, str]:
         """Return variables for a program that must be the image's own. PATH and LD_LIBRARY_PATH have no folders that
-        the programs of a trajectory could change: those in memory, the work folder and folders of `copied`, and those
-        that the user of this container's commit could change. Nothing is loaded before it. Raises SandboxError if no
-        folder of PATH is left."""
+        the programs of a trajectory could change: those in memory, the work folder and folders of `copied`, and, if
+        `owned` or in a commit, those that the user of this container could change. Nothing is loaded before it. Raises
+        SandboxError if no folder of PATH is left."""
         if self._settings.trust_image:
             return {}
         changed = (*_IN_MEMORY, *((self.work_directory,) if self._settings.writable else ()), *copied)
-        code = f"{_source_of(trusted_paths)}\nmain({changed!r}, {self._settings.committed is not None})\n"
+        code = f"{_source_of(trusted_paths)}\nmain({changed!r}, {owned or self._settings.committed is not None})\n"
         found = await self.run_apart(code, _COPY_SECONDS)
         paths: dict[str, str] = json.loads(found.stdout) if found.ok else {}
         if not paths.get("PATH"):
@@ -273,9 +276,19 @@ class Container:
         return (*_IN_MEMORY, "/") if self._settings.writable else _IN_MEMORY
 
     @property
+    def is_writable(self) -> bool:
+        """Whether its programs may change the image."""
+        return self._settings.writable
+
+    @property
+    def user(self) -> int:
+        """The number of its programs' user. Raises ToolFault ``state_lost``."""
+        return self.require().user[0]
+
+    @property
     def has_changed_image(self) -> bool:
-        """Whether its image has been changed by programs that were not root."""
-        return self._settings.committed is not None and self.require().user[0] != 0
+        """Whether its image is a commit."""
+        return self._settings.committed is not None
 
     async def copy_files(self, target: Container, wall_seconds: float) -> str:
         """Copy the folders in memory to those of its companion, and the work folder if it has none of the changes,

@@ -25,7 +25,7 @@ def work(tmp_path: Path) -> Path:
 
 def clean(work: Path) -> set[str]:
     """Names of what stays."""
-    copied_files.clean([str(work)], [str(work.parent / "tests"), "/proc", "/dev"], False)
+    copied_files.clean([str(work)], [str(work.parent / "tests"), "/proc", "/dev"], None)
     return set(os.listdir(work))
 
 
@@ -74,13 +74,13 @@ def test_a_folder_that_leads_outside_is_named(work: Path, target: str) -> None:
     other = work.parent / "other"
     other.symlink_to(work.parent / target)
     with pytest.raises(RuntimeError, match="other is a link that leads"):
-        copied_files.clean([str(other)], [str(work.parent / "tests"), "/proc"], False)
+        copied_files.clean([str(other)], [str(work.parent / "tests"), "/proc"], None)
 
 
 def test_a_folder_within_others_that_are_not_its_own(work: Path) -> None:
     (work / "answer").symlink_to("../usr")
     (work / "up").symlink_to("../work/in.txt")
-    copied_files.clean([str(work)], [str(work.parent)], False)
+    copied_files.clean([str(work)], [str(work.parent)], None)
     assert set(os.listdir(work)) == {"in.txt", "up"}
 
 
@@ -89,7 +89,7 @@ def test_a_folder_may_be_a_link(work: Path) -> None:
     other.symlink_to("work")
     (work / "answer").symlink_to("../tests/expected")
     (work / "fine").symlink_to(other / "in.txt")
-    copied_files.clean([str(other)], [str(work.parent / "tests")], False)
+    copied_files.clean([str(other)], [str(work.parent / "tests")], None)
     assert set(os.listdir(work)) == {"in.txt", "fine"}
 
 
@@ -103,7 +103,7 @@ def test_links_elsewhere_are_removed_too(work: Path, monkeypatch: pytest.MonkeyP
     walk = copied_files._walk
     monkeypatch.setattr(copied_files, "_walk", lambda path, *rest: walk(str(root) if path == "/" else path, *rest))
     monkeypatch.setattr(copied_files, "_mount_points", lambda: {str(home / "null")})
-    copied_files.clean([str(work)], [str(root / "tests"), "/dev"], True)
+    copied_files.clean([str(work)], [str(root / "tests"), "/dev"], os.geteuid())
     assert set(os.listdir(home)) == {"null", "python"}
     assert os.listdir(home / "null") == ["mounted"], "another file system"
 
@@ -133,7 +133,7 @@ import os, stat, sys
 os.seteuid(65534)
 sys.meta_path.clear()
 {checks}
-print(bool(_mount_points()), is_large([{str(work)!r}], 1 << 50, 9), clean([{str(work)!r}], ["/proc"], False))
+print(bool(_mount_points()), is_large([{str(work)!r}], 1 << 50, 9), clean([{str(work)!r}], ["/proc"], None))
 """
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("True False None\n", "")

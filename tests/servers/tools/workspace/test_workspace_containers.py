@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from containers import REAL_IMAGE, real, stand_in
@@ -17,7 +18,7 @@ from toy_tools import until
 from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import ConfigError, LateError, SandboxError, ToolFault
 from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD, FaultKind, StepRequest
-from verl_tool.sandbox import SessionLimits
+from verl_tool.sandbox import SandboxPool, SessionLimits
 from verl_tool.sandbox.backends import Container, ContainerPool, ContainerSettings
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import load_tools
@@ -219,7 +220,10 @@ async def image_of_a_user(tmp_path: Path) -> tuple[str, str]:
 FORGED = "#!/bin/sh\n/bin/mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt\n"
 
 
-async def test_programs_and_files_of_the_user_are_not_the_verifier_s(image_of_a_user: tuple[str, str]) -> None:
+@pytest.mark.parametrize("user", ["", "root"])
+async def test_programs_and_files_of_the_user_are_not_the_verifier_s(
+    image_of_a_user: tuple[str, str], user: Literal["", "root"]
+) -> None:
     podman, image = image_of_a_user
     for trusted in (False, True):
         settings = ContainerSettings(podman, image, writable=True, trust_image=trusted)
@@ -229,18 +233,47 @@ async def test_programs_and_files_of_the_user_are_not_the_verifier_s(image_of_a_
             assert (await container.exec(["/bin/chmod", "-R", "+x", "/opt/own"])).ok
             if not trusted:
                 await container.write_file("/opt/own/libc.so.6", b"none")
-            verdict = await Workspace(container).verify(VERIFICATION)
+            verdict = await Workspace(container).verify(VERIFICATION.model_copy(update={"user": user}))
             assert verdict.reward == float(trusted), verdict.told
 
 
-async def test_links_to_the_verifier_s_files_are_nowhere(image_of_a_user: tuple[str, str]) -> None:
+ROOTS = """
+test "$(id -u) $(id -gn)" = "0 root" && test "$(cat closed)" = "of the user alone" || exit 3
+touch /etc/changed && chown 1000 /etc/changed && test "$(in_workspace id -u)" = 1000 || exit 4
+in_workspace touch /etc/changed && exit 5
+echo 1 > /logs/verifier/reward.txt
+"""
+
+
+async def test_a_verifier_can_be_root(image_of_a_user: tuple[str, str], tmp_path: Path) -> None:
+    podman, image = image_of_a_user
+    files = pack_files({"test.sh": PackedFile(ROOTS.encode())})
+    verification = Verification(files=files, timeout_seconds=30, user="root")
+    for writable in (True, False):
+        async with Container(ContainerSettings(podman, image, writable=writable), SessionLimits()) as container:
+            await container.exec("(umask 077; echo of the user alone > closed)")
+            if writable:
+                verdict = await Workspace(container).verify(verification)
+                assert (verdict.reward, verdict.fault) == (1.0, None), verdict.told
+            else:
+                with pytest.raises(SandboxError, match="the row's verifier is root, which needs a container with"):
+                    await Workspace(container).verify(verification)
+    async with SandboxPool(workers=1, warm_modules=(), for_sessions=True) as pool, pool.session() as session:
+        with pytest.raises(SandboxError, match="the row's verifier is root, which needs a container with"):
+            await Workspace(session).verify(verification)
+
+
+@pytest.mark.parametrize("user", ["", "root"])
+async def test_links_to_the_verifier_s_files_are_nowhere(
+    image_of_a_user: tuple[str, str], user: Literal["", "root"]
+) -> None:
     podman, image = image_of_a_user
     test = """
         cd /tests; cat /srv/elsewhere /srv/work/answer.txt && echo 1 > /logs/verifier/reward.txt
         [ -L /srv/fine ] || echo 1 > /logs/verifier/reward.txt; true
     """
     files = pack_files({"test.sh": PackedFile(test.encode()), "expected": PackedFile(b"secret")})
-    check = Verification(files=files, timeout_seconds=30)
+    check = Verification(files=files, timeout_seconds=30, user=user)
     async with Container(ContainerSettings(podman, image, writable=True), SessionLimits(wall_seconds=30)) as container:
         await container.exec(
             "ln -s /tests/expected /srv/elsewhere; ln -s /proc/self/cwd/../../tests/expected answer.txt"

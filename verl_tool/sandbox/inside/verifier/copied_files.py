@@ -59,9 +59,9 @@ def leads_outside(path, own, outside, names):
     )
 
 
-def clean(folders, outside, everywhere):
-    """Remove from `folders` what is neither file, folder nor link, and links that lead `outside`. everywhere: and such
-    links of this process's user from the rest of the root file system. Raises RuntimeError if a folder itself leads
+def clean(folders, outside, owner):
+    """Remove from `folders` what is neither file, folder nor link, and links that lead `outside`, and such links of the
+    user `owner`, unless it is None, from the rest of the root file system. Raises RuntimeError if a folder itself leads
     there."""
     own, names = tuple(os.path.realpath(folder) for folder in folders), Names()
     for folder in folders:
@@ -72,10 +72,10 @@ def clean(folders, outside, everywhere):
             for entry in entries:
                 if not _may_stay(entry, own, outside, names):
                     _remove(entry)
-    if everywhere:
+    if owner is not None:
         for _, entries in _walk("/", {*_mount_points(), *own}, True):
             for entry in entries:
-                if entry.is_symlink() and _is_own(entry) and leads_outside(entry.path, own, outside, names):
+                if entry.is_symlink() and _is_of(entry, owner) and leads_outside(entry.path, own, outside, names):
                     _remove(entry)
 
 
@@ -105,7 +105,11 @@ def is_large(folders, max_bytes, max_files):
             own = found.st_uid == os.geteuid()
             if own and found.st_mode & _READABLE != _READABLE:
                 return True  # what is in it is not known
-            sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries if not is_root or _is_own(entry)]
+            sizes = [
+                entry.stat(follow_symlinks=False).st_size
+                for entry in entries
+                if not is_root or _is_of(entry, os.geteuid())
+            ]
             size, count = size + sum(sizes), count + len(sizes)
             if size > max_bytes or count > max_files:
                 return True
@@ -141,9 +145,9 @@ def _scanned(path):
         return []  # not this user's, or too long to be opened
 
 
-def _is_own(entry):
+def _is_of(entry, user):
     try:
-        return entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+        return entry.stat(follow_symlinks=False).st_uid == user
     except PermissionError:
         return False
 
@@ -159,7 +163,7 @@ def _remove(entry):
             os.chmod(folder, stat.S_IMODE(found.st_mode) | 0o700)
             os.unlink(entry.path)
             os.chmod(folder, stat.S_IMODE(found.st_mode))
-        elif _is_own(entry):
+        elif _is_of(entry, os.geteuid()):
             raise
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -112,10 +113,11 @@ async def _verify(session: WorkspaceSandbox, verification: Verification) -> tupl
     if not session.whole():
         return 0.0, "the trajectory moved the folders of its workspace", {}
     seconds = verification.copy_seconds
-    async with session.companion(_limits(session.limits, verification), _FOLDERS) as own:
-        variables = await _container_variables(own)
+    limits = _limits(session.limits, verification)
+    async with _companion(session, limits, verification.user) as own:
+        variables = await _container_variables(session, own)
         await _prepare(own, verification)
-        complaint = await session.copy_files(own, seconds) or await _remove_traps(own, seconds)
+        complaint = await session.copy_files(own, seconds) or await _remove_traps(session, own, seconds)
         if complaint:
             return 0.0, f"the workspace's files cannot be copied: {complaint[-_MAX_MESSAGE_CHARACTERS:]}", {}
         relay = CommandRelay(own.request_folder(CALLS), session, verification.timeout_seconds)
@@ -166,11 +168,11 @@ async def _make_folders(own: WorkspaceSandbox) -> RunResult:
     return await own.exec(_PREPARE_SESSION, wall_seconds=MARGIN_SECONDS, cwd="/")
 
 
-def clean_links(folders: Sequence[str], outside: Sequence[str], *, everywhere: bool = False) -> str:
+def clean_links(folders: Sequence[str], outside: Sequence[str], owner: int | None = None) -> str:
     """Return a Python program that removes from `folders` what is neither file, folder nor link, and links that lead
-    `outside`: a link ``answer.txt`` to the file with the expected answer would be right. everywhere: and such links of
-    its user from the rest of the root file system."""
-    return f"{_checks()}\nclean({tuple(folders)!r}, {tuple(outside)!r}, {everywhere!r})\n"
+    `outside`: a link ``answer.txt`` to the file with the expected answer would be right. owner: a user, of whom such
+    links are removed from the rest of the root file system too."""
+    return f"{_checks()}\nclean({tuple(folders)!r}, {tuple(outside)!r}, {owner!r})\n"
 
 
 @lru_cache(maxsize=1)
@@ -183,20 +185,36 @@ def _helper() -> bytes:
     return (_INSIDE / "in_workspace.py").read_bytes()
 
 
-async def _container_variables(own: WorkspaceSandbox) -> dict[str, str]:
+def _companion(
+    session: WorkspaceSandbox, limits: SessionLimits, user: str
+) -> AbstractAsyncContextManager[WorkspaceSandbox]:
+    """Raises SandboxError for a user that the verifier cannot be."""
+    if not user:
+        return session.companion(limits, _FOLDERS)
+    if not isinstance(session, Container) or not session.is_writable:
+        raise SandboxError(f"the row's verifier is {user}, which needs a container with writable=true", retryable=False)
+    return session.companion(limits, _FOLDERS, user)
+
+
+async def _container_variables(session: WorkspaceSandbox, own: WorkspaceSandbox) -> dict[str, str]:
     """Return what a verifier in a container has besides. Nothing of the trajectory's is in its folders yet."""
     if not isinstance(own, Container):
         return {}
-    return {WORKSPACE_VARIABLE: "container", **await own.trusted_variables()}
+    assert isinstance(session, Container)
+    # Another user than the trajectory's cannot tell what that one could change.
+    trusted = own.trusted_variables() if own.user == session.user else session.trusted_variables(owned=True)
+    return {WORKSPACE_VARIABLE: "container", **await trusted}
 
 
-async def _remove_traps(own: WorkspaceSandbox, seconds: float) -> str:
+async def _remove_traps(session: WorkspaceSandbox, own: WorkspaceSandbox, seconds: float) -> str:
     """Return why not, if something among the workspace's files is in the way. Raises SandboxError if it is late."""
     result: RunResult | CellResult
     if isinstance(own, Container):
         folders = (own.work_directory, wire.WORK_DIRECTORY, "/tmp")
         outside = (*_FOLDERS, "/proc", "/dev", "/sys")
-        result = await own.run_apart(clean_links(folders, outside, everywhere=own.has_changed_image), seconds)
+        assert isinstance(session, Container)
+        owner = session.user if own.has_changed_image and session.user != 0 else None
+        result = await own.run_apart(clean_links(folders, outside, owner), seconds)
     else:
         code = clean_links(("/box/work", "/box/tmp"), ("/box", "/proc", "/dev", "/sys"))
         result = await own.run(code, wall_seconds=seconds)
