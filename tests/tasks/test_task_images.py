@@ -110,7 +110,7 @@ async def test_who_the_verifier_is(
         make_task(None, user, verifier_user, docker_image="a:1"),
     ):
         if found is None:
-            with pytest.raises(ConfigError, match="task t: agent.user is .*, and the image's own user 'bob'"):
+            with pytest.raises(ConfigError, match=r"task t: agent\.user is .*, and the image's own user 'bob'"):
                 await prepare_image(task, TwoUsersBuilder(own))
         else:
             assert (await prepare_image(task, TwoUsersBuilder(own))).verifier_user == found

@@ -199,8 +199,8 @@ def _unsupported_verifier(config: TaskConfig) -> Iterator[str]:
         yield "verifier.collect is not supported: no command runs between the trajectory and its verifier"
     if verifier.user not in (None, *ROOT, config.agent.user):
         yield (
-            f"agent.user is {config.agent.user!r} and verifier.user {verifier.user!r}; the verifier runs as the same user "
-            "or as root"
+            f"agent.user is {config.agent.user!r} and verifier.user {verifier.user!r}; the verifier runs as the same "
+            "user, or as root"
         )
 
 

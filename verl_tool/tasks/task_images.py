@@ -10,8 +10,8 @@ from typing import Literal
 
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox.backends.image_builder import ImageBuilder, ignore_progress
-from verl_tool.tasks.environment import DOCKERFILE
 from verl_tool.sandbox.backends.settings import ImageSettings
+from verl_tool.tasks.environment import DOCKERFILE
 from verl_tool.tasks.task import Task
 from verl_tool.tasks.task_config import ROOT
 from verl_tool.verification import Verification
@@ -76,8 +76,8 @@ async def prepare_image(
         )
     if own not in (settings.user, task.user) and not _is_root(own):
         raise ConfigError(
-            f"task {task.name}: agent.user is {task.user!r}, and the image's own user {own!r}; the verifier runs as the "
-            "same user or as root: set verifier.user"
+            f"task {task.name}: agent.user is {task.user!r}, and the image's own user {own!r}; the verifier runs as "
+            "the same user, or as root: set verifier.user"
         )
     return TaskImage(image, settings.user, "root" if _is_root(own) and not _is_root(settings.user) else "")
 

@@ -243,9 +243,9 @@ class Container:
         self, limits: SessionLimits, folders: Sequence[str] = (), user: str = ""
     ) -> AsyncIterator[Container]:
         """Start a second container of the same image, for programs that judge the results of this one. folders and
-        user: of `ContainerSettings`, the first in addition. It has what this one has changed of its image, but only the work folder if
-        programs are root (see `trust_image`), or the provider does not commit. `copy_files` copies the rest. Raises the
-        errors of `start`."""
+        user: of `ContainerSettings`, the first in addition. It has what this one has changed of its image, but only the
+        work folder if programs are root (see `trust_image`), or the provider does not commit. `copy_files` copies the
+        rest. Raises the errors of `start`."""
         async with self._turn():
             settings = self._settings.fresh() if self._copies_work_folder() else await self._committed()
         settings = replace(settings, folders=(*settings.folders, *folders), user=user or settings.user)
