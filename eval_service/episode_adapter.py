@@ -10,7 +10,7 @@ from verl_tool.agent_loop.actions import length_to_stop
 from verl_tool.agent_loop.generators.base import Generation, generating_summary
 from verl_tool.agent_loop.generators.turn_writer import up_to_stop
 from verl_tool.agent_loop.tokenizer import Tokenizer
-from verl_tool.agent_loop.tool_channel import Tools
+from verl_tool.agent_loop.tool_channel import Tools, queue_timeout_of
 from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import ABORT_FIELD, ENVIRONMENT_FIELD, TOOLS_FIELD, VERDICT_FIELD, VERIFY_FIELD, StepResult
@@ -56,6 +56,7 @@ class EpisodeAdapter:
         tool_names: Sequence[str] | None = None,
     ) -> None:
         self._engine, self._tools, self._tokenizer, self._observer = engine, tools, tokenizer, observer
+        self.queue_timeout = queue_timeout_of(tools)
         self._left = token_limit
         self._restriction = {} if tool_names is None else {TOOLS_FIELD: list(tool_names)}
         self._seen: int | None = None

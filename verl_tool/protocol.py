@@ -77,6 +77,9 @@ class FaultKind(str, Enum):
     """No connection to the server, or the connection broke before the answer."""
     OVERLOADED = "overloaded"
     """The server's queue is full (HTTP 503)."""
+    QUEUED = "queued"
+    """The step waits on the server for the start of a container or a verifier, and keeps its place: request its answer
+    again."""
     TIMEOUT = "timeout"
     """The deadline of the call passed before the server answered."""
     STATE_LOST = "state_lost"

@@ -22,7 +22,7 @@ def test_every_alias_sets_its_option() -> None:
         "max_retries": 2,
         "retry_delay": 0.25,
         "timeout": 11.0,
-        "room_timeout": 13.0,
+        "queue_timeout": 13.0,
         "max_workers": 5,
         "request_interval": 0.125,
     }
@@ -31,7 +31,7 @@ def test_every_alias_sets_its_option() -> None:
     assert {alias: getattr(options, name) for alias, name in TOOL_CONFIG_ALIASES.items()} == values
     assert options.client_settings() == {
         "timeout": 11.0,
-        "room_timeout": 13.0,
+        "queue_timeout": 13.0,
         "max_retries": 2,
         "retry_delay": 0.25,
         "max_workers": 5,

@@ -33,7 +33,7 @@ from verl_tool.servers.replica.router import Router
 from verl_tool.servers.serve.ports import free_ports
 from verl_tool.servers.tools.base import Context, ToolResult
 from verl_tool.util.rendezvous import owner
-from verl_tool.util.room import turn
+from verl_tool.util.slots import hold_slot
 
 SAY_HI = "<puppet>say hi</puppet>"
 
@@ -468,32 +468,33 @@ class Crowded(Puppet):
         self.slots = asyncio.Semaphore(1)
 
     async def run(self, call: Call, context: Context) -> ToolResult:
-        async with turn(self.slots):
+        async with hold_slot(self.slots):
             return await super().run(call, context)
 
 
-class TestRoom:
+class TestQueue:
     @pytest.fixture(autouse=True)
     def short_holds(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(asgi_app, "HOLD_SECONDS", 0.2)
 
-    async def test_a_call_may_wait_longer_for_room_than_it_may_take(self, servers: LiveServers) -> None:
+    async def test_a_call_may_wait_longer_in_a_queue_than_it_may_take(self, servers: LiveServers) -> None:
         tool = Crowded()
         server = await servers.start([tool])
-        async with ToolClient(server.url, timeout=1.5, room_timeout=60, retry_delay=0.05) as client:
+        async with ToolClient(server.url, timeout=1.5, queue_timeout=60, retry_delay=0.05, max_retries=0) as client:
             calls = [client.call(f"t{i}", "<crowded>sleep 0.8</crowded>", step=0) for i in range(5)]
             assert [result.fault for result in await asyncio.gather(*calls)] == [None] * 5
             assert tool.runs == ["sleep 0.8"] * 5
             late = await client.call("late", "<crowded>sleep 5</crowded>", step=0)
             assert fault_kind(late) is FaultKind.TIMEOUT
 
-    @pytest.mark.parametrize("room_timeout", [0.0, 0.5])
-    async def test_and_not_longer_than_room_timeout(self, servers: LiveServers, room_timeout: float) -> None:
+    @pytest.mark.parametrize("queue_timeout", [0.0, 0.5])
+    async def test_and_not_longer_than_queue_timeout(self, servers: LiveServers, queue_timeout: float) -> None:
         server = await servers.start([Crowded()])
-        async with ToolClient(server.url, timeout=0.5, room_timeout=room_timeout) as client:
-            other = asyncio.create_task(client.call("a", "<crowded>sleep 4</crowded>", step=0))
+        options = {"timeout": 0.5, "queue_timeout": queue_timeout}
+        async with ToolClient(server.url) as patient, ToolClient(server.url, **options) as client:
+            other = asyncio.create_task(patient.call("a", "<crowded>sleep 4</crowded>", step=0))
             await asyncio.sleep(0.1)
             result = await client.call("b", "<crowded>say hi</crowded>", step=0)
             assert not other.done()
-            assert fault_kind(result) in (FaultKind.OVERLOADED, FaultKind.TIMEOUT)
+            assert fault_kind(result) is FaultKind.QUEUED
             other.cancel()

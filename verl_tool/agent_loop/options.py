@@ -26,7 +26,7 @@ TOOL_CONFIG_ALIASES = {
     "max_retries": "tool_call_max_retries",
     "retry_delay": "tool_call_retry_delay",
     "timeout": "tool_call_timeout",
-    "room_timeout": "tool_room_timeout",
+    "queue_timeout": "tool_queue_timeout",
     "max_workers": "tool_call_max_workers",
     "request_interval": "tool_call_request_interval",
 }
@@ -163,9 +163,9 @@ class EpisodeOptions(BaseModel):
     """Deadline of one turn of the model."""
     tool_call_timeout: float = Field(default=60.0, gt=0)
     """Deadline of one tool call, including all retries."""
-    tool_room_timeout: float = Field(default=1800.0, ge=0)
-    """Seconds for which the tool server may have no room for a call, such as the start of a container or a verifier
-    behind many others, in addition to `tool_call_timeout`."""
+    tool_queue_timeout: float = Field(default=1800.0, ge=0)
+    """How long a call may wait in a queue of the tool server for the start of a container or a verifier, in addition to
+    `tool_call_timeout`."""
     tool_call_max_retries: int | None = Field(default=None, ge=0)
     """Number of retries of a call, where a retry is safe. By default, a call is retried until `tool_call_timeout` if
     the server cannot be reached or accepts no calls, and 3 times after other transient failures."""
@@ -225,7 +225,7 @@ class EpisodeOptions(BaseModel):
         """Keyword arguments of `verl_tool.client.ToolClient`."""
         return {
             "timeout": self.tool_call_timeout,
-            "room_timeout": self.tool_room_timeout,
+            "queue_timeout": self.tool_queue_timeout,
             "max_retries": self.tool_call_max_retries,
             "retry_delay": self.tool_call_retry_delay,
             "max_workers": self.tool_call_max_workers,

@@ -59,6 +59,11 @@ class Tools(Protocol):
         ...
 
 
+def queue_timeout_of(tools: Tools | None) -> float:
+    """Return the seconds that a call may take longer because it waits in a queue of a server."""
+    return float(getattr(tools, "queue_timeout", 0.0))
+
+
 class ToolChannel:
     """Sends the actions of an Episode's trajectories to its tools."""
 
@@ -172,8 +177,7 @@ class ToolChannel:
         once = {name: builder.extra.pop(name, None) for name in SENT_ONCE}
         once[IMAGES_FIELD] = await _encode_images(once[IMAGES_FIELD])
         first = {name: value for name, value in once.items() if value is not None}
-        # Tools of this process give a call its time themselves.
-        deadline = self._options.tool_call_timeout + getattr(self.tools, "room_timeout", 0.0) + GRACE_SECONDS
+        deadline = self._options.tool_call_timeout + queue_timeout_of(self.tools) + GRACE_SECONDS
         try:
             return await asyncio.wait_for(
                 self.tools.call(

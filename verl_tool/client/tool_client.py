@@ -61,6 +61,8 @@ _NO_END = 1 << 30
 _MAX_RETRIES = 3
 _SERVER_AWAY = frozenset({FaultKind.UNREACHABLE, FaultKind.OVERLOADED, FaultKind.SHUTTING_DOWN, FaultKind.TIMEOUT})
 """Faults that end when the server is back. They are retried until the deadline of the call."""
+_MAY_RUN = frozenset({FaultKind.TIMEOUT, FaultKind.UNREACHABLE, FaultKind.QUEUED})
+"""Faults behind which the server may still run what was sent."""
 _ASK_SECONDS = 5.0
 """Deadline of the client's own requests (replicas, tools) before a call."""
 
@@ -89,31 +91,27 @@ class _Outcome:
     sent: bool = True
     """Whether the entry may have reached a replica. It may then have been run unless its fault says otherwise."""
 
-    has_no_room: bool = False
-    """Whether the server itself says that it has no room for the entry, and has run nothing of it."""
-
     def make_retry(self) -> _Entry:
         """Return the entry for the next attempt, marked as resent if it may have been run."""
         fault = self.result.fault
-        if not self.sent or fault is None or fault.kind not in (FaultKind.TIMEOUT, FaultKind.UNREACHABLE):
+        if not self.sent or fault is None or fault.kind not in _MAY_RUN:
             return self.entry
         return replace(self.entry, request=replace(self.entry.request, resent=True))
 
 
 @dataclass
 class _CallDeadline:
-    """Of one call, on the loop's clock."""
+    """The deadline of one call."""
 
     at: float
-    room_seconds: float
-    """By which it may still move while the server has no room."""
-    moved: bool = False
-    """In the latest attempt."""
+    """By the clock of the event loop."""
+    queue_seconds: float
+    """By how much it may still move while the call waits in a queue of the server."""
 
     def move(self, seconds: float) -> None:
-        """Move it by the time of an attempt for which there was no room."""
-        allowed = min(seconds, self.room_seconds)
-        self.at, self.room_seconds, self.moved = self.at + allowed, self.room_seconds - allowed, allowed > 0
+        """Move it by the time of an attempt for which the call was in a queue."""
+        allowed = min(seconds, self.queue_seconds)
+        self.at, self.queue_seconds = self.at + allowed, self.queue_seconds - allowed
 
 
 class ToolClient:
@@ -123,9 +121,9 @@ class ToolClient:
     seconds, including all retries. `max_retries` limits the retries of one call. By default, a call is retried until
     its deadline while the server cannot be reached or accepts no calls, as while its replicas are replaced, and 3 times
     after other transient failures. `max_workers` is the maximum number of concurrent HTTP requests, `request_interval`
-    the minimum time between two of them, and `max_batch` the maximum number of trajectories in one. While the server
-    says that it has no room for a call (`overloaded`), the deadline moves, by `room_timeout` seconds at most. `direct`
-    sends trajectories straight to their replicas if the server lists them; otherwise all requests go through `url`.
+    the minimum time between two of them, and `max_batch` the maximum number of trajectories in one. While a call
+    waits in a queue of the server (`queued`), the deadline moves, by `queue_timeout` seconds at most. `direct` sends
+    trajectories straight to their replicas if the server lists them; otherwise all requests go through `url`.
     """
 
     def __init__(
@@ -134,7 +132,7 @@ class ToolClient:
         *,
         api_key: str | None = None,
         timeout: float = 60.0,
-        room_timeout: float = 0.0,
+        queue_timeout: float = 0.0,
         max_retries: int | None = None,
         retry_delay: float = 0.5,
         max_workers: int = 256,
@@ -142,10 +140,10 @@ class ToolClient:
         max_batch: int = 256,
         direct: bool = True,
     ) -> None:
-        _reject_bad_options(url, timeout, room_timeout, max_retries, retry_delay, max_batch)
+        _reject_bad_options(url, timeout, queue_timeout, max_retries, retry_delay, max_batch)
         self.url = url.rstrip("/").removesuffix("/get_observation").rstrip("/")
         self._timeout = timeout
-        self.room_timeout = room_timeout
+        self.queue_timeout = queue_timeout
         self._max_retries = _NO_END if max_retries is None else max_retries
         self._retry_delay = retry_delay
         self._max_batch = max_batch
@@ -181,7 +179,7 @@ class ToolClient:
             _entry(position, request, self._media.held_by(request.trajectory_id))
             for position, request in enumerate(requests)
         ]
-        deadline = _CallDeadline(self._now() + self._timeout, self.room_timeout)
+        deadline = _CallDeadline(self._now() + self._timeout, self.queue_timeout)
         results: list[StepResult | None] = [None] * len(requests)
         await self._deliver(entries, results, deadline, attempt=0)
         for request, result in zip(requests, results, strict=True):
@@ -292,10 +290,8 @@ class ToolClient:
             if len(batches) > 1:
                 await _all_of([self._deliver(batch, results, replace(deadline), attempt) for _, batch in batches])
                 return
-            began = self._now()
-            entries = await self._deliver_batch(*batches[0], results, deadline, attempt)
-            # A server that held the call until then is to be asked again soon.
-            attempt = 0 if self._now() - began > _MAX_DELAY_SECONDS * 2 and deadline.moved else attempt + 1
+            entries, is_queued = await self._deliver_batch(*batches[0], results, deadline, attempt)
+            attempt += not is_queued
 
     async def _deliver_batch(
         self,
@@ -304,14 +300,18 @@ class ToolClient:
         results: list[StepResult | None],
         deadline: _CallDeadline,
         attempt: int,
-    ) -> list[_Entry]:
-        """Make one attempt, and wait before the next one. Returns the entries to send again."""
+    ) -> tuple[list[_Entry], bool]:
+        """Make one attempt, and wait before the next one. Returns the entries to send again, and whether one waits in a
+        queue of the server, which is no failure of the attempt."""
         again: list[_Outcome] = []
         url, begun = where
         began = self._now()
         for outcome in await self._send(url, entries, deadline.at, begun=begun):
-            results[outcome.entry.position] = outcome.result
-            fault = outcome.result.fault
+            position, fault = outcome.entry.position, outcome.result.fault
+            # Whether it still waits is not known then.
+            is_unknown = not deadline.queue_seconds and fault is not None and fault.kind is FaultKind.TIMEOUT
+            if not (is_unknown and _is_queued(results[position])):
+                results[position] = outcome.result
             if fault is None and outcome.result.done:
                 self._map.forget(outcome.result.trajectory_id)
             elif fault is None:
@@ -319,17 +319,20 @@ class ToolClient:
             elif fault.kind == FaultKind.STATE_LOST:
                 self._map.mark_started(outcome.result.trajectory_id)
             limited = self._max_retries == _NO_END and fault is not None and fault.kind not in _SERVER_AWAY
-            if fault is not None and fault.retryable and attempt < (_MAX_RETRIES if limited else self._max_retries):
-                again.append(outcome)
+            if fault is not None and fault.retryable:
+                allowed = _MAX_RETRIES if limited else self._max_retries
+                if attempt < allowed or _is_queued(outcome.result):
+                    again.append(outcome)
         if not again:
-            return []
-        delay = self._delay(attempt, max(outcome.wait_seconds for outcome in again))
-        has_no_room = all(outcome.has_no_room for outcome in again)
-        deadline.move(self._now() + delay - began if has_no_room else 0.0)
+            return [], False
+        is_queued = any(_is_queued(outcome.result) for outcome in again)
+        delay = self._delay(0 if is_queued else attempt, max(outcome.wait_seconds for outcome in again))
+        if is_queued:
+            deadline.move(self._now() + delay - began)
         if self._now() + delay >= deadline.at:
-            return []
+            return [], False
         await asyncio.sleep(delay)
-        return [outcome.make_retry() for outcome in again]
+        return [outcome.make_retry() for outcome in again], is_queued
 
     async def _send(self, url: str, entries: Sequence[_Entry], deadline: float, *, begun: str) -> list[_Outcome]:
         """Make one attempt. Entries without an observation get a fault that says whether a retry is safe."""
@@ -542,14 +545,13 @@ async def _outcomes(entries: Sequence[_Entry], response: ObservationResponse, wa
     except ValueError as error:
         return _faulted(entries, FaultKind.BAD_REQUEST, str(error), retryable=False)
     return [
-        _Outcome(
-            entry,
-            await read_media_of(result, entry.media),
-            wait,
-            has_no_room=result.fault is not None and result.fault.kind is FaultKind.OVERLOADED,
-        )
+        _Outcome(entry, await read_media_of(result, entry.media), wait)
         for entry, result in zip(entries, results, strict=True)
     ]
+
+
+def _is_queued(result: StepResult | None) -> bool:
+    return result is not None and result.fault is not None and result.fault.kind is FaultKind.QUEUED
 
 
 def _faulted(
@@ -601,13 +603,13 @@ async def _all_of(works: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 def _reject_bad_options(
-    url: str, timeout: float, room_timeout: float, max_retries: int | None, retry_delay: float, max_batch: int
+    url: str, timeout: float, queue_timeout: float, max_retries: int | None, retry_delay: float, max_batch: int
 ) -> None:
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"url is {url!r}; begin it with http:// or https://")
-    if not timeout > 0 or room_timeout < 0 or (max_retries or 0) < 0 or retry_delay < 0 or max_batch < 1:
+    if not timeout > 0 or queue_timeout < 0 or (max_retries or 0) < 0 or retry_delay < 0 or max_batch < 1:
         raise ConfigError(
-            f"timeout is {timeout}, room_timeout {room_timeout}, max_retries {max_retries}, retry_delay {retry_delay}, "
-            f"max_batch {max_batch}; "
+            f"timeout is {timeout}, queue_timeout {queue_timeout}, max_retries {max_retries}, "
+            f"retry_delay {retry_delay}, max_batch {max_batch}; "
             "timeout must be above 0, max_batch at least 1, the others at least 0"
         )

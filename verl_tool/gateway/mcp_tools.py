@@ -10,7 +10,7 @@ from typing import Any
 
 from verl_tool.agent_loop.actions import Action
 from verl_tool.agent_loop.options import EpisodeOptions
-from verl_tool.agent_loop.tool_channel import GRACE_SECONDS, ToolChannel
+from verl_tool.agent_loop.tool_channel import GRACE_SECONDS, ToolChannel, queue_timeout_of
 from verl_tool.agent_loop.trajectory import Excluded, StopReason, Trajectory
 from verl_tool.agent_loop.trajectory_builder import TrajectoryBuilder
 from verl_tool.client import ToolClient
@@ -34,7 +34,7 @@ class GatewayTools:
     def __init__(self, client: ToolClient, options: EpisodeOptions, *, reads_images: bool = False) -> None:
         self._client = client
         self.channel = ToolChannel(client, options, None, reads_images=reads_images)
-        self.call_seconds = options.tool_call_timeout + GRACE_SECONDS
+        self.call_seconds = options.tool_call_timeout + queue_timeout_of(client) + GRACE_SECONDS
         self._described: Sequence[ToolDescription] = ()
         self._described_at = -_KNOWN_SECONDS
 

@@ -265,7 +265,7 @@ class TextEnvironment:
         needed = [verifier.timeout_seconds + MARGIN_SECONDS for verifier in verifiers]
         seconds = max([self._options.tool_call_timeout, *needed])
         options = self._options.model_copy(update={"tool_call_timeout": seconds})
-        async with ToolClient(self._tools, timeout=seconds) as client:
+        async with ToolClient(self._tools, timeout=seconds, queue_timeout=self._options.tool_queue_timeout) as client:
             return await self._rollout(client, tasks, options)
 
     async def _rollout(self, tools: Tools, tasks: Sequence[_Task], options: EpisodeOptions) -> list[Trajectory]:

@@ -67,9 +67,10 @@ MAY_DIFFER = (
         f"{_AGENT}.{name}"
         for name in (
             "tool_server_url", "enable_tqdm", "max_concurrent_trajectories", "generation_timeout", "tool_call_timeout",
+            "tool_queue_timeout",
             "tool_call_max_retries", "tool_call_retry_delay", "tool_call_max_workers", "tool_call_request_interval",
             "max_fault_fraction", "max_call_fault_fraction", "max_reward_fault_fraction", "tool_config.server_url",
-            "tool_config.timeout", "tool_config.max_retries",
+            "tool_config.timeout", "tool_config.queue_timeout", "tool_config.max_retries",
             "tool_config.retry_delay", "tool_config.max_workers", "tool_config.request_interval",
         )
     ),

@@ -22,12 +22,12 @@ class Deadline:
             raise RuntimeError("a Deadline is used inside a task")
         self._task = task
         self._timer = asyncio.get_running_loop().call_later(self.seconds, self._pass)
-        self._pauses, self._left = 0, 0.0
+        self._pauses, self._left, self._exited = 0, 0.0, False
         return self
 
     @property
-    def left(self) -> float:
-        """Seconds to the deadline, 0 behind it."""
+    def remaining_seconds(self) -> float:
+        """0 behind the deadline."""
         return self._left if self._pauses else max(0.0, self._timer.when() - asyncio.get_running_loop().time())
 
     def extend(self, seconds: float) -> None:
@@ -35,23 +35,25 @@ class Deadline:
         self.seconds += seconds
         if self._pauses:
             self._left += seconds
-        elif not self._passed:
-            self._move(self.left + seconds)
+        else:
+            self._move(self.remaining_seconds + seconds)
 
     def pause(self) -> None:
         """Let no time pass until `resume`, which must be called as often."""
         if not self._pauses:
-            self._left = self.left
+            self._left = self.remaining_seconds
             self._timer.cancel()
         self._pauses += 1
 
     def resume(self) -> None:
         """End a `pause`."""
         self._pauses -= 1
-        if not self._pauses and not self._passed:
+        if not self._pauses:
             self._move(self._left)
 
     def _move(self, seconds: float) -> None:
+        if self._passed or self._exited:
+            return
         self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, self._pass)
 
@@ -63,6 +65,7 @@ class Deadline:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._timer.cancel()
+        self._exited = True
         if not self._passed:
             return
         if sys.version_info >= (3, 11):

@@ -11,10 +11,11 @@ from toy_tools import Ledger, Puppet, running, text, until
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind, StepRequest, StepResult
+from verl_tool.servers.execution import toolset as toolset_module
 from verl_tool.servers.execution.admission import Admission
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
-from verl_tool.util.room import turn
+from verl_tool.util.slots import hold_slot
 
 
 def say(words: str) -> str:
@@ -599,12 +600,12 @@ class Crowded(Puppet):
         self.slots = asyncio.Semaphore(1)
 
     async def run(self, call: Call, context: Context) -> ToolResult:
-        async with turn(self.slots):
+        async with hold_slot(self.slots):
             return await super().run(call, context)
 
 
-class TestRoom:
-    async def test_who_waits_for_room_keeps_its_place_and_runs_once(self) -> None:
+class TestQueue:
+    async def test_who_waits_in_a_queue_keeps_its_place_and_runs_once(self) -> None:
         tool = Crowded()
         async with running([tool]) as toolset:
             first = asyncio.create_task(one(toolset, "a", "<crowded>sleep 1.5</crowded>", 0))
@@ -615,7 +616,7 @@ class TestRoom:
                 [result] = await toolset.step([request], timeout_seconds=30, hold_seconds=0.2)
                 if result.fault is None:
                     break
-                assert (result.fault.kind, result.fault.retryable) == (FaultKind.OVERLOADED, True)
+                assert (result.fault.kind, result.fault.retryable) == (FaultKind.QUEUED, True)
                 refusals += 1
             assert text(result.observation) == "hi"
             assert refusals >= 3
@@ -635,3 +636,27 @@ class TestRoom:
             assert [fault_kind(result) for result in await asyncio.gather(*slow)] == [None] * 4
             late = await one(toolset, "late", "<crowded>sleep 5</crowded>", 0)
             assert fault_kind(late) is FaultKind.TIMEOUT
+
+    async def test_a_run_that_nobody_requests_again_is_ended_in_the_queue(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tool = Crowded()
+        async with running([tool]) as toolset:
+            first = asyncio.create_task(one(toolset, "a", "<crowded>sleep 1.5</crowded>", 0))
+            await asyncio.sleep(0.05)
+            requests = {
+                name: StepRequest(name, f"<crowded>say {name}</crowded>", 0) for name in ("left", "finished", "held")
+            }
+            for request in requests.values():
+                [result] = await toolset.step([request], timeout_seconds=30, hold_seconds=0.1)
+                assert fault_kind(result) is FaultKind.QUEUED
+            held = asyncio.create_task(toolset.step([requests["held"]], timeout_seconds=30))
+            await asyncio.sleep(0)
+            await one(toolset, "finished", "", finish=True)
+            monkeypatch.setattr(toolset_module, "_ABANDONED_SECONDS", 0.0)
+            toolset.sweep()
+            assert [result.fault for result in await held] == [None]
+            assert (await first).fault is None
+            assert tool.runs == ["sleep 1.5", "say held"]
+            again = await one(toolset, "left", "<crowded>say left</crowded>", 0)
+            assert text(again.observation) == "left"

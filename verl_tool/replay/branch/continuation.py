@@ -11,7 +11,7 @@ from verl_tool.agent_loop.actions import length_to_stop
 from verl_tool.agent_loop.episode import Episode
 from verl_tool.agent_loop.generators.base import Generation, Generator
 from verl_tool.agent_loop.tokenizer import Tokenizer
-from verl_tool.agent_loop.tool_channel import Tools
+from verl_tool.agent_loop.tool_channel import Tools, queue_timeout_of
 from verl_tool.agent_loop.trajectory import Author, Segment, Trajectory
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import TOOLS_FIELD, StepResult
@@ -50,6 +50,7 @@ class FixedAnswer:
     def __init__(self, answer: StepResult, tools: Tools) -> None:
         self._answer: StepResult | None = answer
         self._tools = tools
+        self.queue_timeout = queue_timeout_of(tools)
 
     async def call(
         self,

@@ -46,7 +46,7 @@ from verl_tool.sandbox.inside import wire
 from verl_tool.sandbox.job import encode
 from verl_tool.sandbox.limits import SessionLimits
 from verl_tool.sandbox.result import CellResult, RunResult, written
-from verl_tool.util.room import turn
+from verl_tool.util.slots import hold_slot
 
 _STARTS = 8
 """Containers of an event loop that are started at a time: engines fail when a hundred start at once."""
@@ -125,7 +125,7 @@ class Container:
             self._image = replace(self._image, user=settings.user)
         if settings.writable and not settings.workdir:
             self.work_directory = self._image.workdir
-        async with turn(_starting.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_STARTS))):
+        async with hold_slot(_starting.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_STARTS))):
             await asyncio.wait_for(self._start(), self.provider.start_seconds)
 
     async def _start(self) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from dataclasses import replace
 
 from verl_tool.errors import SandboxError
 from verl_tool.sandbox.backends.container import Container
 from verl_tool.sandbox.backends.settings import ContainerSettings
 from verl_tool.sandbox.limits import SessionLimits
+from verl_tool.util.slots import waiting
 
 
 class ContainerPool:
@@ -23,7 +25,9 @@ class ContainerPool:
     def fill(self) -> None:
         """Start what is missing. Does not wait."""
         while len(self._waiting) < self._warm:
-            self._waiting.add(asyncio.get_running_loop().create_task(self._start(self._settings)))
+            start = asyncio.get_running_loop().create_task
+            # Not in the context of the action that took one.
+            self._waiting.add(contextvars.Context().run(start, self._start(self._settings)))
 
     async def take(self, image: str = "") -> Container:
         """Return a started container, which the caller stops. image: another one than that of the settings. Raises what
@@ -36,7 +40,8 @@ class ContainerPool:
             self._waiting.remove(task)
             self.fill()
             with contextlib.suppress(SandboxError):
-                container = await task
+                with waiting():
+                    container = await task
                 if container.alive:
                     return container
                 await container.stop()

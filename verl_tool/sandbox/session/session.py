@@ -44,7 +44,7 @@ from verl_tool.sandbox.session.interpreter_handle import (
     ignore,
 )
 from verl_tool.sandbox.worker import RunStatus, Worker, WorkerExitedError
-from verl_tool.util.room import turn
+from verl_tool.util.slots import hold_slot
 
 if TYPE_CHECKING:
     from verl_tool.sandbox.isolation.cgroup import RunGroup
@@ -114,6 +114,8 @@ class Session:
         self._lost = "the session has not been started"
         self._lost_kind = FaultKind.STATE_LOST
         self._closing: asyncio.Task[None] | None = None
+        self._num_waits = 0
+        """How many of its verifications wait in a queue."""
         self._has_companion = False
         """Whether it has a companion, whose slot its own calls use."""
         self.last_used = time.monotonic()
@@ -128,8 +130,17 @@ class Session:
 
     @property
     def busy(self) -> bool:
-        """Whether a call is in progress, or it has a companion."""
-        return self._lock.locked() or self._has_companion
+        """Whether a call is in progress, or it has a companion, or waits for one."""
+        return self._lock.locked() or self._has_companion or self._num_waits > 0
+
+    def pause(self) -> None:
+        """Count as busy until `resume`."""
+        self._num_waits += 1
+
+    def resume(self) -> None:
+        """End a `pause`."""
+        self._num_waits -= 1
+        self.touch()
 
     @property
     def shared(self) -> bool:
@@ -341,7 +352,7 @@ class Session:
 
         Raises the errors of `start`, except that for too many sessions: further companions wait.
         """
-        async with turn(self._pool.companions), self._pool.uncounted(limits) as companion:
+        async with hold_slot(self._pool.companions), self._pool.uncounted(limits) as companion:
             self._has_companion = True
             try:
                 yield companion

@@ -47,7 +47,7 @@ from verl_tool.servers.execution.trajectory_table import ServedTrajectory
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
 from verl_tool.util.deadline import Deadline
 from verl_tool.util.json_text import excerpt
-from verl_tool.util.room import paused_while_waiting
+from verl_tool.util.slots import hold_slot, pause_in_queue
 from verl_tool.verification import read_environment_verification, read_verification
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class ActionRunner:
         """
         deadline = Deadline(self._call_timeout)
         try:
-            with running_for(trajectory.id), deadline, paused_while_waiting(deadline, trajectory):
+            with running_for(trajectory.id), deadline, pause_in_queue(deadline, trajectory):
                 return await self._run_in_turn(trajectory, request, progress, admission, deadline)
         except asyncio.TimeoutError:
             words = f"the action took more than {deadline.seconds:g} s (call_timeout_seconds) and was stopped"
@@ -265,14 +265,19 @@ class ActionRunner:
             verification = await asyncio.to_thread(read_verification, request.extra[VERIFY_FIELD], VERIFY_FIELD)
         except ConfigError as error:
             raise ToolFault(FaultKind.BAD_REQUEST, str(error), retryable=False) from None
-        # Its own limit is another than that of a call. Callers have theirs.
+        # A verifier may run longer than a call.
         deadline.extend(max(0.0, verification.max_seconds - deadline.seconds))
-        async with admission.place(tool.name) if admission else nullcontext():
-            try:
+        try:
+            async with admission.place(tool.name) if admission else nullcontext():
                 context = await self._context(tool, trajectory, request, deadline)
-                verdict = await tool.verify(context.state, verification)
-            except SandboxError as error:
-                raise ToolCallFault(tool, FaultKind.SANDBOX, str(error), retryable=False) from error
+            with pause_in_queue(*tool.pausable(context.state)):
+                async with (
+                    hold_slot(tool.verification_slots) if tool.verification_slots else nullcontext(),
+                    admission.place(tool.name) if admission else nullcontext(),
+                ):
+                    verdict = await tool.verify(context.state, verification)
+        except SandboxError as error:
+            raise ToolCallFault(tool, FaultKind.SANDBOX, str(error), retryable=False) from error
         return StepResult(trajectory.id, verdict.told, reward=verdict.reward, metrics=verdict.numbers or None)
 
     async def _begin(
@@ -400,10 +405,10 @@ class ActionRunner:
     ) -> Context:
         """Return the context of a call of `tool`. A state is made at the trajectory's first call."""
         context = Context(trajectory.id, request.step, None, request.extra, request.is_last_step, action=request.action)
-        context.deadline = time.monotonic() + deadline.left
+        context.deadline = time.monotonic() + deadline.remaining_seconds
         if tool.name not in trajectory.states:
             trajectory.states[tool.name] = await self._state(tool, trajectory, context)
-            context.deadline = time.monotonic() + deadline.left
+            context.deadline = time.monotonic() + deadline.remaining_seconds
         if tool.state_group in self._live:
             self._live[tool.state_group].touch(trajectory)
         context.state = trajectory.states[tool.name]

@@ -6,14 +6,13 @@ import asyncio
 from collections import Counter
 
 from verl_tool.errors import ConfigError
-from verl_tool.util.room import take
 
 
 class Admission:
     """A bounded number of slots for running entries, and a bounded queue before them.
 
-    `admit` accepts or rejects an entry immediately. Before it runs, the entry waits for a slot (`place`), which is not
-    part of its time. Entries that a peer runs count for the queue only.
+    `admit` accepts or rejects an entry immediately. Before it runs, the entry waits for a slot (`place`). Entries that
+    a peer runs count for the queue only.
     """
 
     def __init__(self, max_running: int, max_queued: int) -> None:
@@ -58,7 +57,7 @@ class Admission:
     async def _take(self, tool: str) -> None:
         self._waiting[tool] += 1
         try:
-            await take(self._places)
+            await self._places.acquire()
         finally:
             self._waiting[tool] -= 1
         self.running += 1

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from verl_tool.errors import ConfigError, ToolFault
 from verl_tool.http.metrics import ToolMetrics
-from verl_tool.protocol import ABORT_FIELD, FaultKind, StepRequest, StepResult, ToolDescription
+from verl_tool.protocol import ABORT_FIELD, Fault, FaultKind, StepRequest, StepResult, ToolDescription
 from verl_tool.servers.execution.action_runner import ActionRunner
 from verl_tool.servers.execution.admission import Admission
 from verl_tool.servers.execution.trajectory_table import ServedTrajectory, TrajectoryEntry, TrajectoryTable
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 FORK = "fork"
 """Replaces the tool's name while a fork waits for a slot."""
+_ABANDONED_SECONDS = 60.0
+"""After which a run that waits in a queue is cancelled if its answer is not requested again."""
 _BEGIN_AT_A_TIME = 128
 """Number of entries of a batch to start before the event loop runs other work."""
 
@@ -39,8 +42,8 @@ class ToolSet:
 
     `state_ttl_seconds` is the idle time after which a trajectory's state is freed, and `record_ttl_seconds` the time
     for which answers are recorded. `call_timeout_seconds` is the deadline of one action, including the wait for those
-    before it of the same trajectory, and not the wait for room (`util.room`). `max_calls` limits the calls per action,
-    to `MAX_CALLS` by default and at most.
+    before it of the same trajectory, and not the wait in a queue of this machine (`util.slots`). `max_calls` limits the
+    calls per action, to `MAX_CALLS` by default and at most.
     """
 
     def __init__(
@@ -82,6 +85,8 @@ class ToolSet:
             on_removed=self._free_later,
         )
         self._running: set[asyncio.Task[StepResult]] = set()
+        self._queued: dict[asyncio.Task[StepResult], float] = {}
+        """Runs that were answered with ``queued`` and not requested again, with the time."""
         self._freeing: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self._started: list[Tool] = []
@@ -131,9 +136,9 @@ class ToolSet:
 
         The failure of an entry is the fault of its answer and is not raised. After `timeout_seconds`, the answer is the
         fault ``timeout``. A step that has a number continues then, and its answer can be requested again. After
-        `hold_seconds`, steps with numbers that all still wait for room on this machine (`util.room`) are answered with
-        the fault ``overloaded``, and keep their places. With `admission`, an action waits there for a slot before it
-        runs.
+        `hold_seconds`, steps with numbers are answered with the fault ``queued`` if one of them still waits in a queue
+        of this machine (`util.slots`), and keep their places. With `admission`, an action waits there for a slot before
+        it runs.
         """
         if not requests:
             return []
@@ -207,7 +212,11 @@ class ToolSet:
         return self._table.unfinished()
 
     def sweep(self) -> None:
-        """Remove what exceeded its time to live. A task calls this every few seconds."""
+        """Remove what exceeded its time to live, and end what waits in a queue and nobody requests. A task calls this
+        every few seconds."""
+        oldest = time.monotonic() - _ABANDONED_SECONDS
+        for run in [run for run, at in self._queued.items() if at < oldest]:
+            run.cancel()
         self._table.sweep()
         for trajectory, because in self._runner.expired():
             if not trajectory.closed:
@@ -235,6 +244,8 @@ class ToolSet:
         if record is None or (record.result is None and record.task is None):
             return self._spawn_run(trajectory, request, record, admission)
         self._table.leave(trajectory)
+        if record.task is not None:
+            self._queued.pop(record.task, None)
         return record.result or record.task or self._runner.answer_fault(request, _stopping())
 
     def _spawn_run(
@@ -273,12 +284,12 @@ class ToolSet:
     async def _finish(self, request: StepRequest) -> StepResult:
         """Free a trajectory, after the action in progress. A trajectory that is unknown or freed already is no error.
 
-        With `ABORT_FIELD` in the extra data, the action in progress is cancelled.
+        With `ABORT_FIELD` in the extra data, the action in progress is cancelled, as is one that waits in a queue.
         """
         self._table.forget_lost(request.trajectory_id)
         trajectory = self._table.get(request.trajectory_id)
         if trajectory is not None:
-            if request.extra.get(ABORT_FIELD):
+            if request.extra.get(ABORT_FIELD) or trajectory.num_waits:
                 for record in trajectory.records.values():
                     if record.task is not None:
                         record.task.cancel()
@@ -323,6 +334,7 @@ class ToolSet:
         task = asyncio.create_task(run)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda _: self._queued.pop(task, None) and None)
         return task
 
     def _free_later(self, trajectory: ServedTrajectory) -> None:
@@ -348,14 +360,20 @@ class ToolSet:
     async def _wait(
         self, runs: Mapping[asyncio.Task[StepResult], StepRequest], seconds: float | None, hold_seconds: float | None
     ) -> None:
-        """Wait until all runs are done, `seconds` have passed, or, after each `hold_seconds`, all wait for room."""
-        left, undone = seconds, list(runs)
+        """Wait until all runs are done, `seconds` have passed, or, after each `hold_seconds`, only runs of numbered
+        steps are left of which one waits in a queue."""
+        remaining, undone = seconds, list(runs)
         while undone:
-            part = min((limit for limit in (left, hold_seconds) if limit is not None), default=None)
+            part = min((limit for limit in (remaining, hold_seconds) if limit is not None), default=None)
             await wait_all(undone, part)
             undone = [run for run in undone if not run.done()]
-            left = None if left is None or part is None else left - part
-            if (left is not None and left <= 0) or all(self._waits_for_room(runs[run]) for run in undone):
+            remaining = None if remaining is None or part is None else remaining - part
+            if remaining is not None and remaining <= 0:
+                return
+            requests = [runs[run] for run in undone]
+            if all(request.step is not None for request in requests) and any(map(self._is_queued, requests)):
+                now = time.monotonic()
+                self._queued |= dict.fromkeys(undone, now)
                 return
 
     def _answer(
@@ -363,16 +381,17 @@ class ToolSet:
     ) -> StepResult:
         if isinstance(run, StepResult):
             return run
-        if not run.done() and self._waits_for_room(request):
-            words = "the step waits for room on this machine; send it again to get its answer"
-            return self._runner.answer_fault(request, ToolFault(FaultKind.OVERLOADED, words, retryable=True))
+        if run in self._queued or (not run.done() and self._is_queued(request)):
+            message = "the step, or one of the same request, waits in a queue of the server; send it again"
+            fault = Fault(kind=FaultKind.QUEUED, message=message, retryable=request.step is not None)
+            return StepResult(request.trajectory_id, valid=False, fault=fault)
         if not run.done():
             return self._timed_out(request, timeout_seconds or 0.0)
         return self._runner.answer_fault(request, _stopping()) if run.cancelled() else run.result()
 
-    def _waits_for_room(self, request: StepRequest) -> bool:
+    def _is_queued(self, request: StepRequest) -> bool:
         trajectory = self._table.get(request.trajectory_id)
-        return request.step is not None and trajectory is not None and trajectory.waits > 0
+        return trajectory is not None and trajectory.num_waits > 0
 
     def _timed_out(self, request: StepRequest, seconds: float) -> StepResult:
         again = "send the same step again to get its answer" if request.step is not None else "it was stopped"

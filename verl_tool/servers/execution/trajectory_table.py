@@ -67,14 +67,16 @@ class ServedTrajectory:
     """Whether a tool has ended the trajectory. Its states are freed, but its last answers are still recorded."""
     closed: bool = False
     """Whether the trajectory was removed from the table."""
-    waits: int = 0
-    """Above 0 while its action waits for room on this machine (`util.room`)."""
+    num_waits: int = 0
+    """Above 0 while its action waits in a queue of this machine (`util.slots`)."""
 
     def pause(self) -> None:
-        self.waits += 1
+        """Its action begins to wait."""
+        self.num_waits += 1
 
     def resume(self) -> None:
-        self.waits -= 1
+        """Its action has a slot."""
+        self.num_waits -= 1
 
 
 class TrajectoryTable:

@@ -48,8 +48,8 @@ from verl_tool.util.json_text import encode_json
 if TYPE_CHECKING:
     from verl_tool.sandbox import SandboxPool
 
-HOLD_SECONDS = 15.0
-"""After which entries that wait for room on this machine are answered, so that their callers know it."""
+HOLD_SECONDS = 5.0
+"""After which entries that wait in a queue of this machine are answered, so that their callers know it."""
 _FIELD_OF_FAULT = re.compile(r"(?:[a-z_]+\[\d+\]|tool_name)(?= )")
 
 _STATUSES = {

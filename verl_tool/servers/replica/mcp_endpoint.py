@@ -108,8 +108,10 @@ class _ServerTools:
             trajectory = f"mcp-{secrets.token_hex(16)}"
         elif not is_trajectory_id(trajectory):
             raise rejection(f"the trajectory is {excerpt(trajectory)}; send {A_TRAJECTORY_ID}")
-        [result] = await self._app.answer([StepRequest(trajectory, action, step, extra={DIRECT_FIELD: True})])
-        return result
+        while True:  # until the deadline of `serve`
+            [result] = await self._app.answer([StepRequest(trajectory, action, step, extra={DIRECT_FIELD: True})])
+            if result.fault is None or result.fault.kind is not FaultKind.QUEUED:
+                return result
 
 
 @dataclass

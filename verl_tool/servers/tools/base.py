@@ -16,6 +16,7 @@ are arguments with types: ``Arguments = ReverseArguments``, read as ``self.argum
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from verl_tool.formats.scan import THOUGHTS
 from verl_tool.formats.tags import CUSTOM_TAGS, NAME_TAGS, OwnTagFormat
 from verl_tool.protocol import FaultKind, Opening, Role, ToolDescription
 from verl_tool.servers.tools.typed.problems import describe_problems, errors_of
+from verl_tool.util.slots import Pausable
 from verl_tool.verification import EnvironmentVerification, Verdict, Verification
 
 if TYPE_CHECKING:
@@ -164,6 +166,8 @@ class Tool(ABC):
     """Whether trajectories begin in it (`verl_tool.environments.environment_tool.Environment`)."""
     has_workspace: ClassVar[bool] = False
     """Whether its state is a workspace, which takes files (`FILES_FIELD`) and which `verify` can look at."""
+    verification_slots: asyncio.Semaphore | None = None
+    """Bounds the verifiers that run at a time; None: no bound."""
     takes_media: ClassVar[tuple[type[MediaPart], ...]] = ()
     """`ImagePart`: its state begins with the images of the prompt (`IMAGES_FIELD`), and is told of those that tools
     show (`take_media`). It is made when images come, whichever tool is called. `AudioPart`: the same for audio
@@ -250,6 +254,10 @@ class Tool(ABC):
 
     def take_media(self, state: Any, media: Sequence[MediaPart]) -> None:  # noqa: B027 - only where `takes_media`
         """An observation holds these, all images or all audio, behind all earlier ones; its own are among them."""
+
+    def pausable(self, state: Any) -> Sequence[Pausable]:
+        """What a state has that must know that its verifier waits for a slot."""
+        return ()
 
     async def verify(self, state: Any, verification: Verification) -> Verdict:
         """What a verifier says of a workspace. Raises ToolFault or SandboxError if it cannot be run."""

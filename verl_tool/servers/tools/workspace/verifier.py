@@ -26,7 +26,7 @@ from verl_tool.sandbox.result import CellResult
 from verl_tool.sandbox.session.command_relay import CALLS, CommandRelay
 from verl_tool.servers.tools.workspace.layout import lay_out, mark_executable
 from verl_tool.util.deadline import Deadline
-from verl_tool.util.room import paused_while_waiting
+from verl_tool.util.slots import pause_in_queue
 from verl_tool.verification import MARGIN_SECONDS, Verdict, Verification, reward_in
 
 TESTS, LOGS, _OWN = "/tests", "/logs/verifier", wire.VERIFIER_DIRECTORY
@@ -91,7 +91,7 @@ async def verify(session: WorkspaceSandbox, verification: Verification) -> Verdi
         left = verification.timeout_seconds + _LARGE_SECONDS - (time.monotonic() - began)
         try:
             deadline = Deadline(max(0.0, left))
-            with deadline, paused_while_waiting(deadline):
+            with deadline, pause_in_queue(deadline):
                 reward, reason, numbers = await _verify(session, verification)
         except (asyncio.TimeoutError, LateError):
             words = f"the workspace is large and was not judged in {verification.timeout_seconds + _LARGE_SECONDS:g} s"

@@ -24,7 +24,7 @@ from verl_tool.servers.tools.base import Context, Tool, ToolOptions
 from verl_tool.servers.tools.workspace.layout import filled, started
 from verl_tool.servers.tools.workspace.pools import PoolSettings, give_pool, take_pool
 from verl_tool.servers.tools.workspace.verifier import verify
-from verl_tool.util.room import turn
+from verl_tool.util.slots import Pausable
 from verl_tool.verification import Verdict, Verification
 
 
@@ -209,7 +209,7 @@ class WorkspaceTool(SandboxTool):
         # Each call brings its own wall time.
         shared = SessionLimits(**{**vars(self._limits), "wall_seconds": SessionLimits.wall_seconds})
         self._settings = PoolSettings(chosen.workers, chosen.warm_modules, chosen.max_sessions, policy, level, shared)
-        self._verifications = asyncio.Semaphore(chosen.max_verifications or 2 * (os.cpu_count() or 1))
+        self.verification_slots = asyncio.Semaphore(chosen.max_verifications or 2 * len(os.sched_getaffinity(0)))
         self._containers: ContainerPool | None = None
         if chosen.backend != "sandbox":
             settings = ContainerSettings(
@@ -309,8 +309,10 @@ class WorkspaceTool(SandboxTool):
         return named
 
     async def verify(self, state: Workspace, verification: Verification) -> Verdict:
-        async with turn(self._verifications):
-            return await state.verify(verification)
+        return await state.verify(verification)
+
+    def pausable(self, state: Workspace) -> tuple[Pausable, ...]:
+        return (state.session,) if isinstance(state.session, Session) else ()
 
     async def fork_state(self, state: Workspace) -> Workspace:
         return await state.fork()
