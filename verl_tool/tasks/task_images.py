@@ -10,7 +10,6 @@ from typing import Literal
 
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox.backends.image_builder import ImageBuilder, ignore_progress
-from verl_tool.sandbox.backends.settings import ImageSettings
 from verl_tool.tasks.environment import DOCKERFILE
 from verl_tool.tasks.task import Task
 from verl_tool.tasks.task_config import ROOT
@@ -58,15 +57,13 @@ async def prepare_image(
     used in the place of the Dockerfile. Raises ConfigError that names the task, and SandboxError.
     """
 
-    async def prepare(same: Task) -> tuple[str, ImageSettings]:
-        image = await _build(same, builder, progress)
-        return image, await builder.describe(image)
-
     try:
-        image, settings = await prepare(task)
+        image = task.image if task.image and is_published(task) else await _build(task, builder, progress)
+        settings = await builder.describe(image)
         own = task.verifier_user
-        if own is None:
-            own = settings.user if task.user is None else (await prepare(replace(task, user=None)))[1].user
+        if own is None and task.user is not None:
+            own = (await builder.describe(await _build(replace(task, user=None), builder, progress))).user
+        own = own or settings.user
     except ConfigError as error:
         raise ConfigError(f"task {task.name}: {error}") from None
     if not settings.workdir.strip("/."):
@@ -85,8 +82,6 @@ async def prepare_image(
 async def _build(task: Task, builder: ImageBuilder, progress: Callable[[str], None]) -> str:
     """Return the name of a task's image."""
     seconds, text = task.environment.build_timeout_sec, render_dockerfile(task)
-    if task.image and is_published(task):
-        return task.image
     if task.image or task.context is None:
         with tempfile.TemporaryDirectory(prefix="verl-tool-build-") as empty:
             return await builder.build(Path(empty), text, seconds=seconds, progress=progress)

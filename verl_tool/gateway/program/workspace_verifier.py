@@ -155,7 +155,6 @@ class WorkspaceVerifier:
             containers.image,
             options.cpus,
             writable=options.writable,
-            user=verification.user if options.writable else "",
             folders=(TESTS, _LOGS_ROOT),
         )
         async with Container(settings, self._limits) as container:
@@ -177,6 +176,8 @@ class WorkspaceVerifier:
             _reject_late(cleaned, content)
             if not cleaned.ok:
                 return _no_files(cleaned.stderr.strip() or f"their check was ended by {cleaned.limit_hit}")
+            if verification.user:  # the files are the program's: as its user, before root sees them
+                return await verify(container, verification)
             await _lay_out(container, verification)
             try:
                 result = await container.exec(

@@ -85,6 +85,8 @@ class Container:
         self._lost = "the container has not been started"
         self._stopping: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
+        self.changed_by: tuple[int, tuple[int, ...]] | None = None
+        """Numbers of the user, if not root, whose programs have changed its image, and of that user's groups."""
         self._cells = Cells(self)
         self._wall = 0.0
         self.pristine = True
@@ -246,21 +248,25 @@ class Container:
         user: of `ContainerSettings`, the first in addition. It has what this one has changed of its image, but only the
         work folder if programs are root (see `trust_image`), or the provider does not commit. `copy_files` copies the
         rest. Raises the errors of `start`."""
-        async with self._turn():
+        async with self._turn() as client:
             settings = self._settings.fresh() if self._copies_work_folder() else await self._committed()
         settings = replace(settings, folders=(*settings.folders, *folders), user=user or settings.user)
-        async with Container(settings, limits) as companion:
+        companion = Container(settings, limits)
+        if settings.committed is not None and client.user[0] != 0:
+            companion.changed_by = client.user[0], client.groups
+        async with companion:
             yield companion
 
-    async def trusted_variables(self, copied: Sequence[str] = (), *, owned: bool = False) -> dict[str, str]:
+    async def trusted_variables(self, copied: Sequence[str] = ()) -> dict[str, str]:
         """Return variables for a program that must be the image's own. PATH and LD_LIBRARY_PATH have no folders that
-        the programs of a trajectory could change: those in memory, the work folder and folders of `copied`, and, if
-        `owned` or in a commit, those that the user of this container could change. Nothing is loaded before it. Raises
-        SandboxError if no folder of PATH is left."""
+        the programs of a trajectory could change: those in memory, the work folder and folders of `copied`, and those
+        that the user of `changed_by` could. Nothing is loaded before it. Raises SandboxError if no folder of PATH is
+        left."""
         if self._settings.trust_image:
             return {}
         changed = (*_IN_MEMORY, *((self.work_directory,) if self._settings.writable else ()), *copied)
-        code = f"{_source_of(trusted_paths)}\nmain({changed!r}, {owned or self._settings.committed is not None})\n"
+        user, groups = self.changed_by or (None, ())
+        code = f"{_source_of(trusted_paths)}\nmain({changed!r}, {user!r}, {groups!r})\n"
         found = await self.run_apart(code, _COPY_SECONDS)
         paths: dict[str, str] = json.loads(found.stdout) if found.ok else {}
         if not paths.get("PATH"):
@@ -279,16 +285,6 @@ class Container:
     def is_writable(self) -> bool:
         """Whether its programs may change the image."""
         return self._settings.writable
-
-    @property
-    def user(self) -> int:
-        """The number of its programs' user. Raises ToolFault ``state_lost``."""
-        return self.require().user[0]
-
-    @property
-    def has_changed_image(self) -> bool:
-        """Whether its image is a commit."""
-        return self._settings.committed is not None
 
     async def copy_files(self, target: Container, wall_seconds: float) -> str:
         """Copy the folders in memory to those of its companion, and the work folder if it has none of the changes,

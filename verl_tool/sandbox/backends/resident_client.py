@@ -50,6 +50,8 @@ class ResidentClient:
         self._accept: Callable[[ResidentProgram], None] | None = None
         self.user = (0, 0)
         """Numbers of the programs' user and group."""
+        self.groups: tuple[int, ...] = ()
+        """Numbers of all of its groups."""
 
     @property
     def alive(self) -> bool:
@@ -71,7 +73,7 @@ class ResidentClient:
             raise SandboxError(f"the container cannot be used: {header['reason']}", retryable=False)
         if not header.get("ready"):
             raise ResidentExitedError
-        self.user = tuple(header["user"])
+        self.user, self.groups = tuple(header["user"]), tuple(header["groups"])
         self._task = asyncio.get_running_loop().create_task(self._receive())
 
     async def ask(self, operation: str, payload: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:

@@ -256,11 +256,72 @@ async def test_a_verifier_can_be_root(image_of_a_user: tuple[str, str], tmp_path
                 verdict = await Workspace(container).verify(verification)
                 assert (verdict.reward, verdict.fault) == (1.0, None), verdict.told
             else:
-                with pytest.raises(SandboxError, match="the row's verifier is root, which needs a container with"):
+                with pytest.raises(
+                    ToolFault, match="the row's verifier is root, which needs a container with"
+                ) as raised:
                     await Workspace(container).verify(verification)
+                assert raised.value.kind is FaultKind.MISCONFIGURED
     async with SandboxPool(workers=1, warm_modules=(), for_sessions=True) as pool, pool.session() as session:
-        with pytest.raises(SandboxError, match="the row's verifier is root, which needs a container with"):
+        with pytest.raises(ToolFault, match="the row's verifier is root, which needs a container with"):
             await Workspace(session).verify(verification)
+
+
+@pytest.fixture
+async def open_image(tmp_path: Path) -> tuple[str, str]:
+    """An engine, and an image in which much is the user's: the parent of a folder of PATH and of the work folder,
+    /logs and /etc/passwd. /closed is root's alone."""
+    podman, image = real("podman"), "localhost/verl-tool-tests:open"
+    lines = (
+        f"FROM {REAL_IMAGE}",
+        "RUN mkdir -p /srv/work /srv/local/bin /closed /logs/verifier && echo secret > /closed/expected",
+        "RUN chmod 700 /closed && chmod -R 777 /logs && chmod 666 /etc/passwd && chown -R 1000:1000 /srv",
+        "ENV PATH=/srv/local/bin:/usr/local/bin:/usr/bin:/bin",
+        "USER 1000:1000",
+        "WORKDIR /srv/work",
+    )
+    (tmp_path / "Dockerfile").write_text("\n".join(lines))
+    limits = ["--ulimit", "nofile=512:512", "--ulimit", "nproc=1000:1000"]
+    build = [podman, "build", "--quiet", "--network", "none", *limits, "--tag", image, str(tmp_path)]
+    await asyncio.to_thread(subprocess.run, build, check=True, capture_output=True, timeout=120)
+    return podman, image
+
+
+FORGE = "for name in bash sh python3 cat grep; do printf '%s' \"$FORGED\" > $name; chmod 755 $name; done"
+ATTACKS = {
+    "PATH leads elsewhere for root": f"""
+        cd /srv; mkdir -p locked 1/2/3/4 usr/bin; (cd usr/bin; {FORGE}); ln -s /srv/1/2/3/4 locked/a
+        rm -r local/bin; ln -s /srv/locked/a/../../../../usr/bin local/bin; chmod 000 locked""",
+    "PATH leads elsewhere behind the copy": f"""
+        cd /srv; mkdir -p 1/2/3 usr/bin; (cd usr/bin; {FORGE}); ln -s /srv/1/2/3 /tmp/a
+        rm -r local/bin; ln -s /tmp/a/../../../usr/bin local/bin""",
+    "links without end": "cd /srv/local/bin; for i in $(seq 1100); do ln -s l$((i + 1)) l$i; done",
+    "a reward in the image": "cd /logs/verifier; echo '{\"reward\": 1}' > reward.json; chmod 444 reward.json",
+    "nobody is root": "grep -v ^root /etc/passwd > /tmp/passwd; cat /tmp/passwd > /etc/passwd",
+    "the answer is root's": "ln -s /closed/expected answer.txt",
+    "the work folder is root's": "cd /srv; mv work w; ln -s /closed work; ln -s /closed/expected w/answer.txt",
+}
+
+
+@pytest.mark.parametrize("user", ["", "root"])
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_attacks_on_the_verifier_of_an_open_image(
+    open_image: tuple[str, str], user: Literal["", "root"], attack: str
+) -> None:
+    podman, image = open_image
+    test = """
+        cat answer.txt expected
+        test "$(cat answer.txt)" = secret || test -e expected
+        echo $(($? == 0)) > /logs/verifier/reward.txt
+    """
+    check = Verification(files=pack_files({"test.sh": PackedFile(test.encode())}), timeout_seconds=30, user=user)
+    async with Container(ContainerSettings(podman, image, writable=True), SessionLimits(wall_seconds=30)) as container:
+        await container.exec(ATTACKS[attack], env={"FORGED": FORGED})
+        verdict = await Workspace(container).verify(check)
+        assert (verdict.reward, verdict.fault) == (0.0, None), verdict.told
+    async with Container(ContainerSettings(podman, image, writable=True), SessionLimits(wall_seconds=30)) as container:
+        await container.exec("echo secret > answer.txt")
+        verdict = await Workspace(container).verify(check)
+        assert verdict.reward == 1.0, verdict.told
 
 
 @pytest.mark.parametrize("user", ["", "root"])

@@ -1005,5 +1005,5 @@ def main(user, home, env, seconds, lines):
         os.setresuid(OWN_USER, OWN_USER, OWN_USER)
         set_capabilities(_OWN_CAPABILITIES)
     resident = Resident(user, seconds, lines)
-    resident.send({"ready": True, "user": [user.uid, user.gid]})
+    resident.send({"ready": True, "user": [user.uid, user.gid], "groups": user.groups})
     resident.serve()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import secrets
+from pathlib import Path
 
 from verl_tool.errors import LateError, SandboxError
 from verl_tool.sandbox.backends.engine import ContainerEngine, end
@@ -56,14 +57,14 @@ class CommandLineProvider:
         return ImageSettings(user or "0:0", workdir or "/", loader)
 
     async def start(self, spec: ContainerSpec) -> CommandLineProcess:
-        return CommandLineProcess(await self.engine.start(*_run_arguments(spec)))
+        return CommandLineProcess(await self.engine.start(*run_arguments(spec)))
 
     async def remove(self, name: str) -> None:
         await self.engine.run(["rm", "--force", name], seconds=_REMOVE_SECONDS)
 
     async def commit(self, name: str) -> str:
         image = f"{orphans.COMMIT_REPOSITORY}:{orphans.owner()}.{secrets.token_hex(8)}"
-        ran = await self.engine.run(["commit", "--quiet", "--pause=false", name, image], seconds=_COMMIT_SECONDS)
+        ran = await self.engine.run(commit_arguments(name, image), seconds=_COMMIT_SECONDS)
         if ran.code != 0:
             words = _end_of(ran.stderr) if ran.code is not None else f"not within {_COMMIT_SECONDS:g} s"
             kind = LateError if ran.code is None else SandboxError
@@ -96,9 +97,18 @@ class CommandLineProcess:
         await end(self._process)
 
 
-def _run_arguments(spec: ContainerSpec) -> list[str]:
+def commit_arguments(name: str, image: str) -> list[str]:
+    """Return the arguments that make an image of a container."""
+    return ["commit", "--pause=false", name, image]
+
+
+def run_arguments(spec: ContainerSpec) -> list[str]:
+    """Return the arguments that start a container."""
     limits, half, settings = spec.limits, spec.limits.disk_bytes // 2, spec.settings
-    folder = f"rw,exec,nosuid,nodev,mode=1777,size={half}"
+    options = f"rw,exec,nosuid,nodev,mode=1777,size={half}"
+    # Without it, podman lets a folder in memory begin with the image's files, which may be the trajectory's.
+    empty = ",notmpcopyup" if Path(settings.command).name == "podman" else ""
+    tmpfs = [f"{path}:{options}{empty if path in settings.folders else ''}" for path in spec.folders]
     python = runtime()
     mounts = [*python.mounts, *((path, path) for path in settings.readable)]
     return [
@@ -115,7 +125,7 @@ def _run_arguments(spec: ContainerSpec) -> list[str]:
         # are allowed without CAP_SYS_RESOURCE. It counts the processes of all containers, which share a user. The
         # limit of one container is --pids-limit.
         *("--ulimit", f"nproc={_user_processes()}:{_user_processes()}"),
-        *(word for path in spec.folders for word in ("--tmpfs", f"{path}:{folder}")),
+        *(word for folder in tmpfs for word in ("--tmpfs", folder)),
         # What is started is root, and programs that were not may have changed a committed image.
         *(word for name in LOADER_VARIABLES if settings.committed for word in ("--env", f"{name}=")),
         *("--workdir", "/", "--entrypoint", "/bin/sh", settings.image, *python.command),

@@ -9,6 +9,7 @@ from typing import Any
 from verl_tool.errors import SandboxError
 from verl_tool.sandbox.backends.providers.protocol import ContainerProvider
 from verl_tool.sandbox.backends.settings import ImageSettings
+from verl_tool.util.slots import waiting
 
 _images: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], asyncio.Task[ImageSettings]]]
 _images = weakref.WeakKeyDictionary()
@@ -22,7 +23,8 @@ async def image_settings(provider: ContainerProvider, image: str) -> ImageSettin
     if key not in images:
         images[key] = asyncio.get_running_loop().create_task(provider.describe(image))
     try:
-        return await asyncio.shield(images[key])
+        with waiting():  # a pull is nobody's time
+            return await asyncio.shield(images[key])
     except SandboxError:
         images.pop(key, None)
         raise

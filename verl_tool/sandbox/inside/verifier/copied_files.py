@@ -79,6 +79,26 @@ def clean(folders, outside, owner):
                     _remove(entry)
 
 
+def remove_closed_links(folders):
+    """Remove links from `folders`, and of this process's user from everywhere, that lead to what it cannot read: a
+    verifier that is root can."""
+    for folder in (*folders, "/"):
+        for _, entries in _walk(folder, _mount_points() if folder == "/" else (), True):
+            for entry in entries:
+                if entry.is_symlink() and (folder != "/" or _is_of(entry, os.geteuid())) and _is_closed(entry.path):
+                    _remove(entry)
+
+
+def _is_closed(path):
+    try:
+        os.stat(path)
+    except PermissionError:
+        return True
+    except OSError:
+        return False  # nothing is there
+    return not os.access(path, os.R_OK)
+
+
 def _may_stay(entry, own, outside, names):
     try:
         mode = entry.stat(follow_symlinks=False).st_mode

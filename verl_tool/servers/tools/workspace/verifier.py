@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from verl_tool import sandbox
 from verl_tool.content.packed_files import unpack
-from verl_tool.errors import LateError, SandboxError
+from verl_tool.errors import LateError, SandboxError, ToolFault
+from verl_tool.protocol import FaultKind
 from verl_tool.sandbox import RunResult, SessionLimits
 from verl_tool.sandbox.backends import Container, Sandbox, WorkspaceSandbox
 from verl_tool.sandbox.inside import wire
@@ -36,6 +37,10 @@ _COMMAND = f'#!/bin/sh\nexec python3 -I {_OWN}/lib/in_workspace.py "$@"\n'
 _MADE = (LOGS, f"{_OWN}/home/tmp", f"{_OWN}/lib", f"{_OWN}/bin", CALLS)
 _PREPARE = f"""
 import os
+for folder in ("{TESTS}", "/logs", "{_OWN}"):
+    if os.path.isdir(folder) and os.listdir(folder):
+        print(folder, os.listdir(folder), flush=True)
+        os._exit(8)
 for folder in {_MADE!r}:
     os.makedirs(folder, exist_ok=True)
 os.mkfifo("{CALLS}/requests", 0o600)
@@ -45,8 +50,10 @@ _PREPARE_SESSION = (
     "[ /tests -ef /box/tests ] && [ /logs -ef /box/logs ] || exit 9"
 )
 """In a session, the verifier's folders are links."""
-_NO_LINKS = 9
-"""Exit code of `_PREPARE_SESSION`."""
+_NOT_EMPTY, _NO_LINKS = 8, 9
+"""Exit codes of `_PREPARE` and `_PREPARE_SESSION`."""
+ROOT = "0:0"
+"""Not by name: the image's /etc/passwd may have been changed."""
 _FOLDERS = (TESTS, "/logs", _OWN)
 """The verifier's."""
 ENVIRONMENT = MappingProxyType(
@@ -113,11 +120,14 @@ async def _verify(session: WorkspaceSandbox, verification: Verification) -> tupl
     if not session.whole():
         return 0.0, "the trajectory moved the folders of its workspace", {}
     seconds = verification.copy_seconds
-    limits = _limits(session.limits, verification)
-    async with _companion(session, limits, verification.user) as own:
-        variables = await _container_variables(session, own)
-        await _prepare(own, verification)
-        complaint = await session.copy_files(own, seconds) or await _remove_traps(session, own, seconds)
+    settings = _companion_settings(session, verification)
+    if verification.user and (complaint := await _remove_closed_links(session, seconds)):
+        return 0.0, complaint, {}
+    own: WorkspaceSandbox
+    async with session.companion(*settings) as own:
+        variables = await _container_variables(own)
+        complaint = await _prepare(own, verification)
+        complaint = complaint or await session.copy_files(own, seconds) or await _remove_traps(own, seconds)
         if complaint:
             return 0.0, f"the workspace's files cannot be copied: {complaint[-_MAX_MESSAGE_CHARACTERS:]}", {}
         relay = CommandRelay(own.request_folder(CALLS), session, verification.timeout_seconds)
@@ -143,13 +153,16 @@ def _limits(limits: SessionLimits, verification: Verification) -> SessionLimits:
     )
 
 
-async def _prepare(own: WorkspaceSandbox, verification: Verification) -> None:
-    """Lay out what the verifier needs. Raises SandboxError: nothing of the trajectory's is there yet."""
+async def _prepare(own: WorkspaceSandbox, verification: Verification) -> str:
+    """Lay out what the verifier needs. Return why not, if its folders have files that came with the image. Raises
+    SandboxError: nothing else of the trajectory's is there yet."""
     result = await _make_folders(own)
     if result.exit_code == _NO_LINKS:
         raise SandboxError(
             "the sandbox has no /tests and /logs: this host's Python is there; install it elsewhere", False
         )
+    if result.exit_code == _NOT_EMPTY:
+        return f"the image has files in the verifier's folders: {result.stdout.strip()[:_MAX_MESSAGE_CHARACTERS]}"
     if result.exit_code != 0:
         why = result.stderr[-_MAX_MESSAGE_CHARACTERS:].strip() or result.limit_hit
         raise SandboxError(f"the verifier's folders cannot be made: {why}", retryable=False)
@@ -160,6 +173,7 @@ async def _prepare(own: WorkspaceSandbox, verification: Verification) -> None:
         await mark_executable(own, [f"{_OWN}/bin/in_workspace"])
     except OSError as error:
         raise SandboxError(f"the verifier's files cannot be written: {error.strerror}", retryable=False) from error
+    return ""
 
 
 async def _make_folders(own: WorkspaceSandbox) -> RunResult:
@@ -185,41 +199,50 @@ def _helper() -> bytes:
     return (_INSIDE / "in_workspace.py").read_bytes()
 
 
-def _companion(
-    session: WorkspaceSandbox, limits: SessionLimits, user: str
-) -> AbstractAsyncContextManager[WorkspaceSandbox]:
-    """Raises SandboxError for a user that the verifier cannot be."""
-    if not user:
-        return session.companion(limits, _FOLDERS)
+def _companion_settings(session: WorkspaceSandbox, verification: Verification) -> tuple[Any, ...]:
+    """Return the arguments of `companion`. Raises ToolFault for a user that the verifier cannot be."""
+    limits = _limits(session.limits, verification)
+    if not verification.user:
+        return limits, _FOLDERS
     if not isinstance(session, Container) or not session.is_writable:
-        raise SandboxError(f"the row's verifier is {user}, which needs a container with writable=true", retryable=False)
-    return session.companion(limits, _FOLDERS, user)
+        message = f"the row's verifier is {verification.user}, which needs a container with writable=true"
+        raise ToolFault(FaultKind.MISCONFIGURED, message, retryable=False)
+    return limits, _FOLDERS, ROOT
 
 
-async def _container_variables(session: WorkspaceSandbox, own: WorkspaceSandbox) -> dict[str, str]:
+async def _remove_closed_links(session: WorkspaceSandbox, seconds: float) -> str:
+    """Return why not, if links to what the trajectory cannot read cannot be removed. Raises SandboxError if it is
+    late."""
+    assert isinstance(session, Container)
+    code = f"{_checks()}\nremove_closed_links({session.changed_folders()[:-1]!r})\n"
+    return _why_not(await session.run_apart(code, seconds), seconds)
+
+
+async def _container_variables(own: WorkspaceSandbox) -> dict[str, str]:
     """Return what a verifier in a container has besides. Nothing of the trajectory's is in its folders yet."""
     if not isinstance(own, Container):
         return {}
-    assert isinstance(session, Container)
-    # Another user than the trajectory's cannot tell what that one could change.
-    trusted = own.trusted_variables() if own.user == session.user else session.trusted_variables(owned=True)
-    return {WORKSPACE_VARIABLE: "container", **await trusted}
+    return {WORKSPACE_VARIABLE: "container", **await own.trusted_variables()}
 
 
-async def _remove_traps(session: WorkspaceSandbox, own: WorkspaceSandbox, seconds: float) -> str:
+async def _remove_traps(own: WorkspaceSandbox, seconds: float) -> str:
     """Return why not, if something among the workspace's files is in the way. Raises SandboxError if it is late."""
     result: RunResult | CellResult
     if isinstance(own, Container):
         folders = (own.work_directory, wire.WORK_DIRECTORY, "/tmp")
         outside = (*_FOLDERS, "/proc", "/dev", "/sys")
-        assert isinstance(session, Container)
-        owner = session.user if own.has_changed_image and session.user != 0 else None
+        owner = None if own.changed_by is None else own.changed_by[0]
         result = await own.run_apart(clean_links(folders, outside, owner), seconds)
     else:
         code = clean_links(("/box/work", "/box/tmp"), ("/box", "/proc", "/dev", "/sys"))
         result = await own.run(code, wall_seconds=seconds)
+    return _why_not(result, seconds)
+
+
+def _why_not(result: RunResult | CellResult, seconds: float) -> str:
+    """Return why a check of files failed; empty if it did not. Raises LateError."""
     if result.limit_hit in ("wall_seconds", "total_wall_seconds"):
-        raise LateError(f"the copied files were not checked within {seconds:g} s", retryable=False)
+        raise LateError(f"the workspace's files were not checked within {seconds:g} s", retryable=False)
     return "" if result.ok else result.stderr.strip() or f"their check was ended by {result.limit_hit}"
 
 
