@@ -65,8 +65,8 @@ verl_tool_resolve_extras() {
         [ "$extra" != train ] || extra="${PROFILE:-$(if verl_tool_has_gpu; then echo gpu; else echo cpu; fi)}"
         case "$extra" in megatron*) extra=gpu ;; esac
         case "$extra" in
-            dev | mcp | retrieval | web | browser | modal | e2b | daytona | docs | cpu | gpu) echo "$extra" ;;
-            *) verl_tool_fail "extra '$extra' is unknown; known: dev, mcp, retrieval, web, browser, modal, e2b, daytona, docs, cpu, gpu, train"; return 1 ;;
+            dev | mcp | retrieval | web | browser | swe | modal | e2b | daytona | docs | cpu | gpu) echo "$extra" ;;
+            *) verl_tool_fail "extra '$extra' is unknown; known: dev, mcp, retrieval, web, browser, swe, modal, e2b, daytona, docs, cpu, gpu, train"; return 1 ;;
         esac
     done
 }

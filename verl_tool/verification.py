@@ -72,6 +72,13 @@ class Verification(BaseModel):
         return value
 
 
+def caller_seconds(sent: object, call_seconds: float) -> float:
+    """Return how long a caller waits for the answer to a verification: its own time and a margin, and not less than
+    `call_seconds`. sent: `Verification.model_dump`; anything else: `call_seconds`."""
+    seconds = sent.get("timeout_seconds") if isinstance(sent, Mapping) else None
+    return max(call_seconds, seconds + MARGIN_SECONDS) if isinstance(seconds, int | float) else call_seconds
+
+
 class EnvironmentVerification(BaseModel):
     """What the environment of a trajectory is sent for its verdict. No part of it may reach the model."""
 

@@ -364,7 +364,7 @@ def _swebench_commands(source: Mapping[str, Any], index: int) -> tuple[list[str]
         from swebench.harness.log_parsers import MAP_REPO_TO_PARSER
         from swebench.harness.test_spec.python import get_test_directives
     except ImportError as error:
-        words = "which only the package swebench 4 evaluates: pip install 'verl-tool[swe]'"
+        words = "which only the package swebench 4 evaluates: source scripts/env.sh train swe"
         raise ValueError(f"row {index} has no field 'eval_script', {words} ({error})") from None
     repository, version = field(source, "repo", index), field(source, "version", index)
     specs = MAP_REPO_VERSION_TO_SPECS.get(repository, {}).get(version)

@@ -12,6 +12,7 @@ files; the image is built on this machine. Check tasks first: `python -m verl_to
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rows import LocalDir, Row, Seed, TestSize, convert, divide, messages, row, run, save
 
-from verl_tool.errors import ConfigError
+from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD
 from verl_tool.sandbox.backends.image_builder import ImageBuilder
 from verl_tool.tasks.task import Task, read_task, task_folders
@@ -57,7 +58,14 @@ def as_row(task: Mapping[str, Any], split: str, index: int) -> Row:
 
 
 def read_tasks(
-    folders: Sequence[Path], *, ignore_build: bool, offline: bool, builds: bool, images: bool, skip: bool
+    folders: Sequence[Path],
+    *,
+    ignore_build: bool,
+    offline: bool,
+    network: bool,
+    builds: bool,
+    images: bool,
+    skip: bool,
 ) -> list[Task]:
     """Read the tasks.
 
@@ -71,7 +79,7 @@ def read_tasks(
     tasks, problems = [], []
     for folder in folders:
         try:
-            task = read_task(folder, ignore_build=ignore_build, offline=offline)
+            task = read_task(folder, ignore_build=ignore_build, offline=offline, network=network)
             if task.needs_image and not builds and not (images and is_published(task)):
                 raise ConfigError(f"task {folder}: {task.needs_image}; build its image with --backend podman or docker")
             tasks.append(task)
@@ -81,27 +89,38 @@ def read_tasks(
         raise ConfigError("\n".join([*problems, "leave such tasks out with --skip_unsupported"]))
     for problem in problems:
         print(f"left out: {problem}")
+    if hosts := sorted({host for task in tasks for host in task.allowed_hosts}):
+        print(f"hosts that tasks reach; serve the tools with allowed_hosts={json.dumps(hosts)}")
     return tasks
 
 
-async def build_images(tasks: Sequence[Task], builder: ImageBuilder, every: bool) -> list[TaskImage | None]:
-    """The tasks' images; None for a task that needs none, unless `every` task gets one."""
+async def build_images(
+    tasks: Sequence[Task], builder: ImageBuilder, every: bool, skip: bool
+) -> list[tuple[Task, TaskImage | None]]:
+    """Return the tasks with their images; None for one that needs none, unless `every` task gets one. skip: print why
+    an image cannot be had, and leave the task out. Otherwise raises ConfigError, SandboxError."""
 
     with Console().status("images") as status:
 
-        async def build(task: Task) -> TaskImage | None:
+        async def build(task: Task) -> list[tuple[Task, TaskImage | None]]:
             if not every and not task.needs_image:
-                return None
+                return [(task, None)]
 
             def display(line: str) -> None:
                 status.update(f"image of {escape(task.name)}: {escape(line[:100])}")
 
-            image = await prepare_image(task, builder, display)
+            try:
+                image = await prepare_image(task, builder, display)
+            except VerlToolError as error:
+                if not skip:
+                    raise
+                status.console.print(f"left out: {task.name}: {error}", markup=False, soft_wrap=True)
+                return []
             for line in (f"image of {task.name}: {image.name}", *([image.warning] if image.warning else [])):
                 status.console.print(line, markup=False, soft_wrap=True)
-            return image
+            return [(task, image)]
 
-        return await asyncio.gather(*map(build, tasks))
+        return [pair for pairs in await asyncio.gather(*map(build, tasks)) for pair in pairs]
 
 
 def main(
@@ -132,6 +151,10 @@ def main(
         list[str] | None, typer.Option("--base_image", help="OLD=NEW: build FROM another image. Repeatable.")
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Take tasks that request a network, without one.")] = False,
+    network: Annotated[
+        bool,
+        typer.Option("--network", help="Take them, and print the hosts for the tools' allowed_hosts."),
+    ] = False,
     skip_unsupported: Annotated[
         bool, typer.Option("--skip_unsupported", help="Leave out tasks that are not supported, and print why.")
     ] = False,
@@ -145,17 +168,15 @@ def main(
             task_folders(folder),
             ignore_build=ignore_build,
             offline=offline,
+            network=network,
             builds=builder is not None,
             images=images,
             skip=skip_unsupported,
         )
-        found = [TaskImage.of_published(task) if images else None for task in read]
+        found = [(task, TaskImage.of_published(task) if images else None) for task in read]
         if builder is not None:
-            found = asyncio.run(build_images(read, builder, images))
-    source = [
-        {"name": task.name, "task": task, "system": system, "image": image}
-        for task, image in zip(read, found, strict=True)
-    ]
+            found = asyncio.run(build_images(read, builder, images, skip_unsupported))
+    source = [{"name": task.name, "task": task, "system": system, "image": image} for task, image in found]
     save(convert(divide(source, "name", test_size, seed), as_row), local_dir)
 
 

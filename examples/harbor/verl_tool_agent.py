@@ -1,6 +1,6 @@
 """A Harbor agent whose model is served by verl-tool's eval endpoint.
 
-    python -m eval_service.app --from_run outputs/terminal/grpo
+    python -m eval_service.app --from_run outputs/terminal/gpu
     PYTHONPATH=examples/harbor harbor run -p examples/tasks -a verl_tool_agent:VerlToolAgent
 
 The agent runs on Harbor's machine, in a session of the endpoint, with one tool: ``bash``, whose commands run in the

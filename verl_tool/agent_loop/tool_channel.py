@@ -26,7 +26,7 @@ from verl_tool.protocol import (
     Opening,
     StepResult,
 )
-from verl_tool.verification import MARGIN_SECONDS, AnyVerification, EnvironmentVerification, Verdict, Verification
+from verl_tool.verification import AnyVerification, EnvironmentVerification, Verdict, Verification, caller_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -163,21 +163,14 @@ class ToolChannel:
         if not uses_tools:
             where = "in a workspace" if isinstance(verification, Verification) else "by an environment"
             raise ConfigError(f"this row is verified {where}, and uses no tools; set use_tool=True and enable_agent")
-        if not isinstance(verification, Verification):
-            return
-        minimum = verification.timeout_seconds + MARGIN_SECONDS
-        if self._options.tool_call_timeout < minimum:
-            raise ConfigError(
-                f"tool_call_timeout is {self._options.tool_call_timeout:g} s, and this row's verifier may take "
-                f"{verification.timeout_seconds:g} s; set tool_call_timeout to {minimum:g} or more"
-            )
 
     async def _send(self, builder: TrajectoryBuilder, action: str, turns_left: int, is_last: bool) -> StepResult:
         assert self.tools is not None  # Episode.run() rejects a row that uses tools without any
         once = {name: builder.extra.pop(name, None) for name in SENT_ONCE}
         once[IMAGES_FIELD] = await _encode_images(once[IMAGES_FIELD])
         first = {name: value for name, value in once.items() if value is not None}
-        deadline = self._options.tool_call_timeout + queue_timeout_of(self.tools) + GRACE_SECONDS
+        seconds = caller_seconds(builder.extra.get(VERIFY_FIELD), self._options.tool_call_timeout)
+        deadline = seconds + queue_timeout_of(self.tools) + GRACE_SECONDS
         try:
             return await asyncio.wait_for(
                 self.tools.call(

@@ -40,6 +40,7 @@ from verl_tool.protocol import (
     KEEP_FIELD,
     RESENT,
     STARTED,
+    VERIFY_FIELD,
     Fault,
     FaultKind,
     ForkResponse,
@@ -54,6 +55,7 @@ from verl_tool.protocol import (
 )
 from verl_tool.sandbox_fusion import RunCodeRequest, RunCodeResponse
 from verl_tool.util.json_text import BadJsonError, decode_json, encode_json
+from verl_tool.verification import caller_seconds
 
 _MAX_DELAY_SECONDS = 5.0
 _MIN_DELAY_SECONDS = 0.01
@@ -118,9 +120,10 @@ class ToolClient:
     """Client of one tool server. Use it in one event loop, as an async context manager or with `close`.
 
     `url` is the server's base URL, with or without ``/get_observation``. `timeout` is the deadline of one call in
-    seconds, including all retries. `max_retries` limits the retries of one call. By default, a call is retried until
-    its deadline while the server cannot be reached or accepts no calls, as while its replicas are replaced, and 3 times
-    after other transient failures. `max_workers` is the maximum number of concurrent HTTP requests, `request_interval`
+    seconds, including all retries; a verification has its own time and `MARGIN_SECONDS`, if that is longer.
+    `max_retries` limits the retries of one call. By default, a call is retried until its deadline while the server
+    cannot be reached or accepts no calls, as while its replicas are replaced, and 3 times after other transient
+    failures. `max_workers` is the maximum number of concurrent HTTP requests, `request_interval`
     the minimum time between two of them, and `max_batch` the maximum number of trajectories in one. While a call
     waits in a queue of the server (`queued`), the deadline moves, by `queue_timeout` seconds at most. `direct` sends
     trajectories straight to their replicas if the server lists them; otherwise all requests go through `url`.
@@ -179,7 +182,11 @@ class ToolClient:
             _entry(position, request, self._media.held_by(request.trajectory_id))
             for position, request in enumerate(requests)
         ]
-        deadline = _CallDeadline(self._now() + self._timeout, self.queue_timeout)
+        seconds = max(
+            (caller_seconds(request.extra.get(VERIFY_FIELD), self._timeout) for request in requests),
+            default=self._timeout,
+        )
+        deadline = _CallDeadline(self._now() + seconds, self.queue_timeout)
         results: list[StepResult | None] = [None] * len(requests)
         await self._deliver(entries, results, deadline, attempt=0)
         for request, result in zip(requests, results, strict=True):

@@ -26,6 +26,7 @@ from verl_tool.gateway.program.session_socket import listen_for
 from verl_tool.gateway.program.workspace_verifier import WorkspaceCopy, WorkspaceVerifier, check_workdir
 from verl_tool.gateway.session import AgentSession, with_fault
 from verl_tool.protocol import WORKSPACE_IMAGE_FIELD, Fault, FaultKind
+from verl_tool.sandbox.backends.providers import find_provider
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
 from verl_tool.verification import AnyVerification, EnvironmentVerification, Verdict, Verification, reward_in
 
@@ -124,6 +125,8 @@ class AgentHost:
                 await self._sandbox.start()
             elif shutil.which(engine) is None:
                 raise ConfigError(f"gateway.program.container.engine={engine}: there is no such program on PATH")
+            else:
+                await find_provider(engine).remove_orphans()
             self._started = True
 
     async def run(

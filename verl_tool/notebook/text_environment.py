@@ -39,7 +39,6 @@ from verl_tool.formats.tags import OwnTagFormat
 from verl_tool.notebook.text_history import TextHistory
 from verl_tool.protocol import ENVIRONMENT_FIELD, FILES_FIELD, ToolDescription
 from verl_tool.verification import (
-    MARGIN_SECONDS,
     AnyVerification,
     EnvironmentVerification,
     Verification,
@@ -261,11 +260,9 @@ class TextEnvironment:
     async def _trajectories(self, tasks: Sequence[_Task]) -> list[Trajectory]:
         if not isinstance(self._tools, str):
             return await self._rollout(self._tools, tasks, self._options)
-        verifiers = [task.verification for task in tasks if isinstance(task.verification, Verification)]
-        needed = [verifier.timeout_seconds + MARGIN_SECONDS for verifier in verifiers]
-        seconds = max([self._options.tool_call_timeout, *needed])
-        options = self._options.model_copy(update={"tool_call_timeout": seconds})
-        async with ToolClient(self._tools, timeout=seconds, queue_timeout=self._options.tool_queue_timeout) as client:
+        options = self._options
+        seconds = {"timeout": options.tool_call_timeout, "queue_timeout": options.tool_queue_timeout}
+        async with ToolClient(self._tools, **seconds) as client:  # type: ignore[arg-type]
             return await self._rollout(client, tasks, options)
 
     async def _rollout(self, tools: Tools, tasks: Sequence[_Task], options: EpisodeOptions) -> list[Trajectory]:

@@ -93,9 +93,9 @@ def _word(words: ListConfig, i: int) -> str:
 
 def _make(config: DictConfig, folder: Path, file: Path, names: Sequence[str], console: Console) -> bool:
     """Make `folder` by the commands of these names. It is there if `file` is."""
-    made_by = folder / MADE_BY
+    made_by, unfinished = folder / MADE_BY, folder / f"{MADE_BY}.unfinished"
     now = _lines(_with_folders_named(config), names)
-    if file.exists():
+    if file.exists() and not unfinished.exists():
         was = made_by.read_text(encoding="utf-8") if made_by.exists() else now
         if was != now:
             raise ConfigError(
@@ -106,6 +106,8 @@ def _make(config: DictConfig, folder: Path, file: Path, names: Sequence[str], co
     todo = commands(config, *names)
     if not todo:
         return False
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished.write_text(now, encoding="utf-8")
     for command in todo:
         code = subprocess.run([sys.executable, *command], stdout=console.file, stderr=console.file).returncode
         if code:
@@ -114,6 +116,7 @@ def _make(config: DictConfig, folder: Path, file: Path, names: Sequence[str], co
     if not requested.exists():
         raise RecipeError(f"{' and '.join(names)} of the recipe ended without an error and made no {requested}")
     made_by.write_text(now, encoding="utf-8")
+    unfinished.unlink()
     return True
 
 

@@ -324,18 +324,19 @@ def test_the_small_form_of_swe_runs_in_the_sandbox_or_in_containers(monkeypatch,
     assert {tool.options.timeout_seconds for tool in tools} == {3}
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("image", ["", "a:1"])
-def test_tasks_of_the_terminal_recipe_run_in_containers(monkeypatch, profile, image):
-    for name, value in {"ENGINE": "podman", "IMAGE": image, "TASK_BASE_IMAGE": "*=b:1"}.items():
+@pytest.mark.parametrize(("profile", "image", "writable"), [("gpu", "", True), ("cpu", "a:1", False)])
+def test_tasks_of_the_terminal_recipe_run_in_containers(monkeypatch, profile, image, writable):
+    variables = {"ENGINE": "podman", "IMAGE": "a:1", "TASK_BASE_IMAGE": "*=b:1", "TASK_NETWORK": "--network"}
+    for name, value in {**variables, "ALLOWED_HOSTS": '["pypi.org"]', "TASK_MEMORY_MB": "4096"}.items():
         monkeypatch.setenv(name, value)
     config = completed("terminal/train.sh", PROFILE=profile)
-    tools = tools_of(config)
-    found = {(tool.options.backend, tool.options.image, tool.options.writable) for tool in tools}
-    assert found == {("podman", image, True)}
+    options = [tool.options for tool in tools_of(config)]
+    assert {(each.backend, each.image, each.writable) for each in options} == {("podman", image, writable)}
     [command] = [command for command in commands(config, "make_data") if "--tasks" in command]
-    assert {"--backend=podman", "--base_image=*=b:1"} <= set(command)
-    assert ("--images" in command) == (not image)
+    assert {"--backend=podman", "--base_image=*=b:1", "--network", "--skip_unsupported"} <= set(command)
+    assert ("--images" in command) == (profile == "gpu")
+    if profile == "gpu":
+        assert {(each.allowed_hosts, each.max_memory_mb) for each in options} == {(("pypi.org",), 4096)}
 
 
 @pytest.mark.parametrize(("engine", "image"), [("", None), ("podman", "python:3.12")])

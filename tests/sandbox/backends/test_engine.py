@@ -15,7 +15,8 @@ from verl_tool.sandbox.backends.engine import find_engine
         ({}, "sandbox"),
         ({"docker": 1}, "sandbox"),
         ({"docker": 1, "podman": 0}, "podman"),
-        ({"docker": 0, "podman": 0}, "docker"),
+        ({"docker": 0, "podman": 1}, "docker"),
+        ({"docker": 0, "podman": 0}, "podman"),
     ],
 )
 def test_an_engine_is_one_that_answers(

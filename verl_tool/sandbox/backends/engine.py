@@ -17,18 +17,24 @@ from verl_tool.errors import ConfigError, SandboxError
 
 _PASSED = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
 _PASSED_PREFIXES = ("DOCKER_", "CONTAINER_", "CONTAINERS_", "PODMAN_")
+NETWORK_PREFIXES = (
+    *_PASSED_PREFIXES,
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+    *("SSL_CERT_", "REGISTRY_AUTH_FILE"),
+)
+"""Of a command line that fetches images. One that runs containers would pass proxies on to them."""
 _READ_BYTES = 1 << 16
 _END_SECONDS = 5.0
 """Time for a killed process to exit."""
 
 
-ENGINES = ("docker", "podman")
+ENGINES = ("podman", "docker")
 _ANSWER_SECONDS = 20.0
 
 
 @lru_cache(maxsize=1)
 def find_engine() -> str:
-    """Return the first of `ENGINES` that answers on this machine, and ``sandbox`` if none does. docker's client may be
+    """Return the first of `ENGINES` that answers on this machine, and ``sandbox`` if none does: docker's client may be
     there without an engine."""
     for name in ENGINES:
         try:

@@ -24,7 +24,7 @@ from types import MappingProxyType
 
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.sandbox.backends.dockerfile import replace_base_images
-from verl_tool.sandbox.backends.engine import ContainerEngine, end
+from verl_tool.sandbox.backends.engine import NETWORK_PREFIXES, ContainerEngine, end
 from verl_tool.sandbox.backends.inside.resident import descendants
 from verl_tool.sandbox.backends.providers import find_provider
 from verl_tool.sandbox.backends.settings import ImageSettings
@@ -69,7 +69,7 @@ class ImageBuilder:
 
         Raises ConfigError if there is no such program.
         """
-        self.engine, self._provider = ContainerEngine(command), find_provider(command)
+        self.engine, self._provider = ContainerEngine(command, NETWORK_PREFIXES), find_provider(command)
         self.network, self._base_images = network, base_images
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._slots = asyncio.Semaphore(max_builds)

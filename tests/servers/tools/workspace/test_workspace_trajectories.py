@@ -127,8 +127,6 @@ async def test_a_session_that_is_lost_gives_no_reward(url: str, toolset: ToolSet
 
 
 async def test_what_cannot_be_verified_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"tool_call_timeout is 60 s.* may take 50 s; set tool_call_timeout to 80"):
-        await run(url, ["done"], seconds=50.0)
     with pytest.raises(ConfigError, match="uses no tools"):
         await run(url, ["done"], enable_agent=False)
 

@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 
 from verl_tool.errors import LateError, SandboxError
-from verl_tool.sandbox.backends.engine import ContainerEngine, end
+from verl_tool.sandbox.backends.engine import NETWORK_PREFIXES, ContainerEngine, end
 from verl_tool.sandbox.backends.providers import orphans
 from verl_tool.sandbox.backends.providers.protocol import OWN_PROCESSES, ContainerSpec
 from verl_tool.sandbox.backends.providers.runtime import runtime
@@ -38,12 +38,13 @@ class CommandLineProvider:
         """Raises ConfigError if the command line does not exist."""
         self.name = command
         self.engine = ContainerEngine(command)
+        self._puller = ContainerEngine(command, NETWORK_PREFIXES)
 
     async def describe(self, image: str) -> ImageSettings:
         ask = ["image", "inspect", "--format", _FORMAT, image]
         found = await self.engine.run(ask, seconds=_ASK_SECONDS)
         if found.code != 0:
-            pulled = await self.engine.run(["pull", "--quiet", image], seconds=_PULL_SECONDS)
+            pulled = await self._puller.run(["pull", "--quiet", image], seconds=_PULL_SECONDS)
             if pulled.code != 0:
                 late = f"not within {_PULL_SECONDS:g} s" if pulled.code is None else _end_of(pulled.stderr)
                 raise SandboxError(f"{self.name} has no image {image} and cannot pull it: {late}", retryable=True)

@@ -16,6 +16,8 @@ from verl_tool.sandbox.backends.engine import ContainerEngine
 
 OWNER_LABEL = "verl-tool-owner"
 COMMIT_REPOSITORY = "localhost/verl-tool-commit"
+LIST_CONTAINERS = ("ps", "--all", "--filter", f"label={OWNER_LABEL}", "--format", "{{json .}}")
+LIST_IMAGES = ("images", "--format", "{{.Tag}}", COMMIT_REPOSITORY)
 _SECONDS = 60.0
 _STARTED_AT_WORD = 19
 """Of ``/proc/PID/stat``, behind the name: when the process was started."""
@@ -31,11 +33,9 @@ async def remove_orphans(engine: ContainerEngine) -> int:
 
     Raises SandboxError if the command line cannot be run. What cannot be removed stays.
     """
-    listed = await engine.run(
-        ["ps", "--all", "--filter", f"label={OWNER_LABEL}", "--format", "{{json .}}"], seconds=_SECONDS
-    )
+    listed = await engine.run(LIST_CONTAINERS, seconds=_SECONDS)
     containers = [(name, labels.get(OWNER_LABEL, "")) for name, labels in _containers(listed.stdout.decode())]
-    listed = await engine.run(["images", "--format", "{{.Tag}}", COMMIT_REPOSITORY], seconds=_SECONDS)
+    listed = await engine.run(LIST_IMAGES, seconds=_SECONDS)
     images = [(f"{COMMIT_REPOSITORY}:{tag}", tag) for tag in _lines(listed.stdout)]
     found = 0
     for remove, names in (("rm", containers), ("rmi", images)):
