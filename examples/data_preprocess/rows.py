@@ -20,6 +20,7 @@ import datasets
 import pandas as pd
 import typer
 from rich.console import Console
+from tqdm import tqdm
 
 from verl_tool.errors import VerlToolError
 
@@ -133,7 +134,7 @@ def read_all(
 ) -> list[Mapping[str, Any]]:
     """Return the rows that can be read; print how many cannot, and the first reasons. Raises RowError if not `skip`."""
     found, reasons = [], Counter[str]()
-    for index, each in enumerate(source):
+    for index, each in enumerate(tqdm(source, unit="row", disable=None)):
         try:
             found.append(read(each, index))
         except RowError as error:

@@ -174,6 +174,9 @@ def main(
     built_image: Annotated[
         str, typer.Option("--built_image", help="Name of an image that is built, with {name} in it.")
     ] = "localhost/swe:{name}",
+    pull: Annotated[
+        bool, typer.Option("--pull", help="Fetch images that are not built, before a training. Needs --engine.")
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Run each verifier without a change, and with the solution. Needs --engine.")
     ] = False,
@@ -194,7 +197,9 @@ def main(
     """Make a data set of repositories with issues."""
     if check and engine is None:
         raise ValueError("--check runs containers; name an --engine (docker, podman)")
-    builder = Engine(engine, built_image) if engine else None
+    if pull and engine is None:
+        raise ValueError("--pull fetches images; name an --engine (docker, podman)")
+    builder = Engine(engine, built_image, pull) if engine else None
     settings = Settings(image, seconds, max_prompt_chars, max_tests, system, builder, check)
     read = partial(prepare, kind=source, settings=settings)
     problems = read_all(load(dataset_path, split, name, limit), read, skip_unreadable)

@@ -18,6 +18,7 @@ from swe_sources import Problem
 
 SECONDS = 600.0
 """To start a container, to pull its image, and to build one."""
+PULL_SECONDS = 3600.0
 _UNPACK = "mkdir -p /swe-setup && tar -xf - -C /swe-setup && cd {workdir}"
 _END = "===== the end ====="
 
@@ -33,11 +34,15 @@ class Engine:
     command: str
     image: str
     """The name that an image gets, with ``{name}`` in it."""
+    pull: bool = False
+    """Whether images that are not built are fetched too."""
 
     def prepare(self, problem: Problem, image: str) -> tuple[Problem, str]:
         """Build the problem's image on `image`, if it needs one. Returns the problem with the commit and the hidden
         tests of its image, and the image's name. Raises ImageError."""
         if not problem.setup:
+            if self.pull and not self._has(image):
+                self._engine("pull", "--quiet", image, where=problem.name, seconds=PULL_SECONDS)
             return problem, image
         hidden = self._read(problem, image) if problem.hide else {}
         name = self.image.format(name=re.sub(r"[^a-z0-9_.-]+", "-", problem.name.lower().replace("__", "_s_")))
@@ -56,6 +61,10 @@ class Engine:
         head = self.run(name, f"cd {shlex.quote(problem.workdir)} && git rev-parse HEAD", {}).strip()
         restore = [{**entry, "commit": entry["commit"] or head} for entry in problem.restore]
         return replace(problem, base_commit=head, hidden={**problem.hidden, **hidden}, restore=restore), name
+
+    def _has(self, image: str) -> bool:
+        ask = [self.command, "image", "inspect", image]
+        return subprocess.run(ask, capture_output=True, timeout=SECONDS, check=False).returncode == 0
 
     def check(self, problem: Problem, image: str, tests: Mapping[str, bytes], seconds: float) -> dict[str, str]:
         """Return what the verifier writes for the untouched repository and, if it is known, for the solution."""

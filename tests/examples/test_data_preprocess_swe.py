@@ -709,3 +709,16 @@ def test_rows(swe: ModuleType, repository: Repository, tmp_path: Path, capsys: p
         swe.main(swe.Source.r2e_gym, str(path), tmp_path / "data", held_out=True)
     with pytest.raises(ValueError, match="--check runs containers; name an --engine"):
         swe.main(swe.Source.swebench, str(path), tmp_path / "data", check=True)
+
+
+def test_published_images_are_fetched_once(swe: ModuleType, tmp_path: Path) -> None:
+    engine = sys.modules["swe_images"].Engine
+    log, program = tmp_path / "log", tmp_path / "engine"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {log}\n[ "$1" = pull ] || grep -q "^pull --quiet $3" {log}\n')
+    program.chmod(0o755)
+    problem = swe.Problem("a", "r", "s", "i:1", "t", "pytest", [], [])
+    for _ in range(2):
+        assert engine(str(program), "b:{name}", pull=True).prepare(problem, "i:1") == (problem, "i:1")
+    assert log.read_text().splitlines() == ["image inspect i:1", "pull --quiet i:1", "image inspect i:1"]
+    engine(str(program), "b:{name}").prepare(problem, "i:1")
+    assert len(log.read_text().splitlines()) == 3

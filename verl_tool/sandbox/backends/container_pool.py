@@ -1,10 +1,11 @@
-"""Containers of one image, some of them started before they are needed."""
+"""Containers of few images, some of them started before they are needed."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import contextvars
+from collections import OrderedDict
 from dataclasses import replace
 
 from verl_tool.errors import SandboxError
@@ -13,51 +14,73 @@ from verl_tool.sandbox.backends.settings import ContainerSettings
 from verl_tool.sandbox.limits import SessionLimits
 from verl_tool.util.slots import waiting
 
+MAX_IMAGES = 8
+"""Images whose containers wait: those that were taken last."""
+
 
 class ContainerPool:
     """Gives out started containers. `close` it."""
 
     def __init__(self, settings: ContainerSettings, limits: SessionLimits, warm: int) -> None:
-        """warm: how many of the image of `settings` wait for their trajectory."""
+        """warm: how many of each image wait for their trajectory, once one was taken or `fill` was called."""
         self._settings, self._limits, self._warm = settings, limits, warm
-        self._waiting: set[asyncio.Task[Container]] = set()
+        self._waiting: OrderedDict[str, set[asyncio.Task[Container]]] = OrderedDict()
+        """By image, the one that was taken last at the end."""
+        self._ending: set[asyncio.Task[None]] = set()
 
-    def fill(self) -> None:
-        """Start what is missing. Does not wait."""
-        while len(self._waiting) < self._warm:
-            start = asyncio.get_running_loop().create_task
+    def fill(self, image: str = "") -> None:
+        """Start what is missing of an image, by default that of the settings. Does not wait."""
+        if not self._warm:
+            return
+        image = image or self._settings.image
+        tasks = self._waiting.setdefault(image, set())
+        self._waiting.move_to_end(image)
+        start = asyncio.get_running_loop().create_task
+        while len(tasks) < self._warm:
             # Not in the context of the action that took one.
-            self._waiting.add(contextvars.Context().run(start, self._start(self._settings)))
+            tasks.add(contextvars.Context().run(start, self._start(image)))
+        while len(self._waiting) > MAX_IMAGES:
+            _, unused = self._waiting.popitem(last=False)
+            ending = start(_stop(unused))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
 
     async def take(self, image: str = "") -> Container:
         """Return a started container, which the caller stops. image: another one than that of the settings. Raises what
         `Container.start` does."""
-        if image and image != self._settings.image:
-            return await self._start(replace(self._settings, image=image))
-        for _ in range(len(self._waiting)):
-            ready = [task for task in self._waiting if task.done()]
-            task = (ready or list(self._waiting))[0]
-            self._waiting.remove(task)
-            self.fill()
+        image = image or self._settings.image
+        for _ in range(len(self._waiting.get(image, ()))):
+            tasks = self._waiting.get(image)
+            if not tasks:
+                break
+            task = next((task for task in tasks if task.done()), None) or next(iter(tasks))
+            tasks.remove(task)
+            self.fill(image)
             with contextlib.suppress(SandboxError):
                 with waiting():
                     container = await task
                 if container.alive:
                     return container
                 await container.stop()
-        return await self._start(self._settings)
+        container = await self._start(image)
+        self.fill(image)
+        return container
 
     async def close(self) -> None:
         """Stop those that nobody took."""
-        waiting, self._waiting, self._warm = self._waiting, set(), 0
-        for task in waiting:
-            if not task.done():
-                task.cancel()
-        for done in await asyncio.gather(*waiting, return_exceptions=True):
-            if isinstance(done, Container):
-                await done.stop()
+        unused, self._waiting, self._warm = self._waiting, OrderedDict(), 0
+        await asyncio.gather(*self._ending, *map(_stop, unused.values()))
 
-    async def _start(self, settings: ContainerSettings) -> Container:
-        container = Container(settings, self._limits)
+    async def _start(self, image: str) -> Container:
+        container = Container(replace(self._settings, image=image), self._limits)
         await container.start()
         return container
+
+
+async def _stop(tasks: set[asyncio.Task[Container]]) -> None:
+    for task in tasks:
+        if not task.done():
+            task.cancel()
+    for done in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(done, Container):
+            await done.stop()

@@ -56,7 +56,8 @@ class WorkspaceOptions(PolicyOptions):
     """Hosts that programs in containers reach over a proxy, such as ``pypi.org`` or ``*.example.org:8443``. With none,
     there is no network."""
     warm_containers: int = Field(default=0, ge=0)
-    """Containers of `image` in each replica that are started before a trajectory needs them."""
+    """Containers of `image` in each replica that are started before a trajectory needs them, and of the images that the
+    latest rows have named."""
     max_verifications: int | None = Field(default=None, ge=1)
     """Verifiers that run at once in each replica, by default two for each core. Further ones wait, which is not part of
     their time."""
@@ -87,8 +88,6 @@ class WorkspaceOptions(PolicyOptions):
                 f"backend={self.backend!r} needs image, the name of one that is there or can be pulled, or "
                 "allowed_images, patterns of those that rows may name"
             )
-        if self.warm_containers and not self.image:
-            raise ValueError("warm_containers are of image, which is empty; set image")
         return self
 
 
