@@ -8,13 +8,20 @@ PROFILE="${PROFILE:-cpu}"
 source scripts/env.sh dev train
 ruff check .
 ruff format --check .
-mypy
+[ $# -eq 0 ] || mypy
 # Four for two cores: tests wait for servers, and for what they start.
 several=(python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=20)
 [ "$*" != quick ] || exec "${several[@]}" -m "not slow and not e2e"
 [ $# -eq 0 ] || exec python -m pytest "$@"
 code=0
+# Types beside the first tests, which wait for servers.
+types="$(mktemp)"
+mypy >"$types" 2>&1 &
+checks=$!
+trap 'kill "$checks" 2>/dev/null; rm -f "$types"' EXIT
 "${several[@]}" -m "not alone and not e2e" || code=$?
+wait "$checks" || code=$?
+cat "$types"
 # One at a time: those that load the machine, or would find each other's Ray. Only their files are imported.
 marks='mark\.alone|TRAINS_ON_CPU'
 [ -z "${VERL_TOOL_E2E:-}" ] || marks="$marks|mark\.e2e"

@@ -72,11 +72,13 @@ def make_text_model(folder: Path) -> None:
         part.save_pretrained(folder)
 
 
-def gpu_run(folder: Path, recipe: str, name: str, model: Path, *overrides: str) -> Run:
-    """Make a training of two steps by ``RECIPES/recipe/name.yaml`` in `folder`/run. `overrides` come last."""
+def gpu_run(folder: Path, recipe: str, name: str, model: Path, *overrides: str, full: tuple[str, ...] = ()) -> Run:
+    """Make a training of two steps by ``RECIPES/recipe/name.yaml`` in `folder`/run. full: groups that are not those of
+    the small form. `overrides` come last."""
     source = RECIPES / recipe
     small = _unresolved(source, name.replace("gpu", "cpu", 1))
-    chosen = {key: value for key, value in small.items() if _is_of(key, _OF_SMALL_FORM)} | _SMALL
+    chosen: dict[str, object] = {k: v for k, v in small.items() if _is_of(k, _OF_SMALL_FORM) and not _is_of(k, full)}
+    chosen |= _SMALL
     chosen["recipe.model"] = str(model)
     config = OmegaConf.create({"defaults": [name, "_self_"]})
     for key, value in chosen.items():
