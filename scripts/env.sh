@@ -2,7 +2,7 @@
 # a second when all is there. It is .venv, or .venv-gpu with the extra gpu, so that a file system of both kinds of machine has both.
 #
 # EXTRA: dev (tests, linters, the documentation site), mcp (Model Context Protocol), retrieval (search), web (reading pages), browser (the
-# browser), docs (the documentation site), modal, e2b, daytona (workspaces in sandboxes of these services), cpu (training without an
+# browser), swe (swebench), docs (the documentation site), modal, e2b, daytona (workspaces in sandboxes of these services), cpu (training without an
 # accelerator), gpu (training on GPUs), train (what PROFILE says, else cpu or gpu by what this machine has). Without any, only what serves
 # tools is installed. Extras add up over calls, in the environment that is active.
 #

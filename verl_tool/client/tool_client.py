@@ -308,8 +308,8 @@ class ToolClient:
         deadline: _CallDeadline,
         attempt: int,
     ) -> tuple[list[_Entry], bool]:
-        """Make one attempt, and wait before the next one. Returns the entries to send again, and whether one waits in a
-        queue of the server, which is no failure of the attempt."""
+        """Make one attempt, and wait before the next one. Returns the entries to send again, and whether all wait in
+        queues of the server, which is no failure of the attempt."""
         again: list[_Outcome] = []
         url, begun = where
         began = self._now()
@@ -321,7 +321,7 @@ class ToolClient:
                 results[position] = outcome.result
             if fault is None and outcome.result.done:
                 self._map.forget(outcome.result.trajectory_id)
-            elif fault is None:
+            elif fault is None or fault.kind == FaultKind.QUEUED:
                 self._map.pin(outcome.result.trajectory_id, url)
             elif fault.kind == FaultKind.STATE_LOST:
                 self._map.mark_started(outcome.result.trajectory_id)
@@ -339,7 +339,7 @@ class ToolClient:
         if self._now() + delay >= deadline.at:
             return [], False
         await asyncio.sleep(delay)
-        return [outcome.make_retry() for outcome in again], is_queued
+        return [outcome.make_retry() for outcome in again], all(_is_queued(outcome.result) for outcome in again)
 
     async def _send(self, url: str, entries: Sequence[_Entry], deadline: float, *, begun: str) -> list[_Outcome]:
         """Make one attempt. Entries without an observation get a fault that says whether a retry is safe."""

@@ -6,6 +6,7 @@ The commands are in the config (`config/recipe.yaml`). A folder that they made k
 from __future__ import annotations
 
 import copy
+import os
 import shlex
 import subprocess
 import sys
@@ -113,10 +114,10 @@ def _make(config: DictConfig, folder: Path, file: Path, names: Sequence[str], co
         if code:
             raise RecipeError(f"`python {shlex.join(command)}` ended with exit code {code}; the lines above say why")
     requested = folder if file == made_by else file
-    if not requested.exists():
+    if not requested.exists() or os.listdir(folder) == [unfinished.name]:
         raise RecipeError(f"{' and '.join(names)} of the recipe ended without an error and made no {requested}")
     made_by.write_text(now, encoding="utf-8")
-    unfinished.unlink()
+    unfinished.unlink(missing_ok=True)
     return True
 
 

@@ -155,6 +155,7 @@ class WorkspaceVerifier:
             containers.image,
             options.cpus,
             writable=options.writable,
+            workdir=workdir,
             folders=(TESTS, _LOGS_ROOT),
         )
         async with Container(settings, self._limits) as container:
@@ -177,7 +178,12 @@ class WorkspaceVerifier:
             if not cleaned.ok:
                 return _no_files(cleaned.stderr.strip() or f"their check was ended by {cleaned.limit_hit}")
             if verification.user:  # the files are the program's: as its user, before root sees them
-                return await verify(container, verification)
+                try:
+                    return await verify(container, verification)
+                except ToolFault as fault:
+                    if fault.kind is FaultKind.MISCONFIGURED:
+                        raise
+                    return Verdict(0.0, f"the verifier's container ended: {fault.message}")
             await _lay_out(container, verification)
             try:
                 result = await container.exec(

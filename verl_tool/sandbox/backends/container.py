@@ -250,7 +250,9 @@ class Container:
         rest. Raises the errors of `start`."""
         async with self._turn() as client:
             settings = self._settings.fresh() if self._copies_work_folder() else await self._committed()
-        settings = replace(settings, folders=(*settings.folders, *folders), user=user or settings.user)
+        settings = replace(
+            settings, folders=tuple(dict.fromkeys((*settings.folders, *folders))), user=user or settings.user
+        )
         companion = Container(settings, limits)
         if settings.committed is not None and client.user[0] != 0:
             companion.changed_by = client.user[0], client.groups

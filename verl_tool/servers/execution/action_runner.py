@@ -150,7 +150,8 @@ class ActionRunner:
         async with source.lock:
             _check_not_ended(source)
             try:
-                with running_for(branch.id), Deadline(self._call_timeout):
+                deadline = Deadline(self._call_timeout)
+                with running_for(branch.id), deadline, pause_in_queue(deadline):
                     await self._fork_states(source, branch)
             except asyncio.TimeoutError:
                 await self.free(branch)
@@ -225,6 +226,11 @@ class ActionRunner:
                 matched = claim_turn(environment, opening, request.action, matched, unknown)
             # Rejecting a call costs as much as running one, and an action may contain tens of thousands.
             matched = matched[: MAX_CALLS + 1]
+            if matched and matched[0].tool.has_workspace and matched[0].call.error is None:
+                try:
+                    await self._context(matched[0].tool, trajectory, request, deadline)
+                except Exception as error:
+                    raise _as_fault(matched[0].tool, trajectory, error) from error
             if matched:
                 async with admission.place(matched[0].tool.name) if admission else nullcontext():
                     await self._run_calls(matched, trajectory, request, progress, deadline)
@@ -249,8 +255,11 @@ class ActionRunner:
         admission: Admission | None,
         deadline: Deadline,
     ) -> None:
-        """Make the trajectory's state with the files, images or audio of the request, whatever tool it calls first."""
-        async with admission.place(tool.name) if admission else nullcontext():
+        """Make the trajectory's state with the files, images or audio of the request, whatever tool it calls first.
+
+        A workspace takes no slot of `admission`: starts of sandboxes have a queue of their own.
+        """
+        async with admission.place(tool.name) if admission and not tool.has_workspace else nullcontext():
             try:
                 await self._context(tool, trajectory, request, deadline)
             except SandboxError as error:
@@ -268,8 +277,7 @@ class ActionRunner:
         # A verifier may run longer than a call.
         deadline.extend(max(0.0, verification.max_seconds - deadline.seconds))
         try:
-            async with admission.place(tool.name) if admission else nullcontext():
-                context = await self._context(tool, trajectory, request, deadline)
+            context = await self._context(tool, trajectory, request, deadline)
             with pause_in_queue(*tool.pausable(context.state)):
                 async with (
                     hold_slot(tool.verification_slots) if tool.verification_slots else nullcontext(),

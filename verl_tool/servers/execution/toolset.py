@@ -85,8 +85,8 @@ class ToolSet:
             on_removed=self._free_later,
         )
         self._running: set[asyncio.Task[StepResult]] = set()
-        self._queued: dict[asyncio.Task[StepResult], float] = {}
-        """Runs that were answered with ``queued`` and not requested again, with the time."""
+        self._queued: dict[asyncio.Task[StepResult], tuple[float, StepRequest]] = {}
+        """Runs whose answer is not requested again yet, with the time of the last request's end."""
         self._freeing: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self._started: list[Tool] = []
@@ -143,6 +143,7 @@ class ToolSet:
         if not requests:
             return []
         started: list[asyncio.Task[StepResult] | StepResult] = []
+        runs: dict[asyncio.Task[StepResult], StepRequest] = {}
         try:
             for number, request in enumerate(requests, 1):
                 started.append(self._begin(request, admission))
@@ -151,12 +152,14 @@ class ToolSet:
             runs = {
                 run: request for request, run in zip(requests, started, strict=True) if isinstance(run, asyncio.Task)
             }
-            await self._wait(runs, timeout_seconds, hold_seconds)
+            is_held = await self._wait(runs, timeout_seconds, hold_seconds)
         finally:
+            now = time.monotonic()
+            self._queued |= {run: (now, each) for run, each in runs.items() if not run.done() and each.step is not None}
             for request, run in zip(requests, started, strict=False):
                 if isinstance(run, asyncio.Task) and request.step is None and not request.finish:
                     run.cancel()
-        return [self._answer(*pair, timeout_seconds) for pair in zip(requests, started, strict=True)]
+        return [self._answer(*pair, timeout_seconds, is_held) for pair in zip(requests, started, strict=True)]
 
     async def fork(
         self,
@@ -215,8 +218,9 @@ class ToolSet:
         """Remove what exceeded its time to live, and end what waits in a queue and nobody requests. A task calls this
         every few seconds."""
         oldest = time.monotonic() - _ABANDONED_SECONDS
-        for run in [run for run, at in self._queued.items() if at < oldest]:
-            run.cancel()
+        for run, (at, request) in list(self._queued.items()):
+            if at < oldest and self._is_queued(request):
+                run.cancel()
         self._table.sweep()
         for trajectory, because in self._runner.expired():
             if not trajectory.closed:
@@ -359,9 +363,9 @@ class ToolSet:
 
     async def _wait(
         self, runs: Mapping[asyncio.Task[StepResult], StepRequest], seconds: float | None, hold_seconds: float | None
-    ) -> None:
+    ) -> bool:
         """Wait until all runs are done, `seconds` have passed, or, after each `hold_seconds`, only runs of numbered
-        steps are left of which one waits in a queue."""
+        steps are left of which one waits in a queue. Return whether it was the last."""
         remaining, undone = seconds, list(runs)
         while undone:
             part = min((limit for limit in (remaining, hold_seconds) if limit is not None), default=None)
@@ -369,21 +373,24 @@ class ToolSet:
             undone = [run for run in undone if not run.done()]
             remaining = None if remaining is None or part is None else remaining - part
             if remaining is not None and remaining <= 0:
-                return
+                return False
             requests = [runs[run] for run in undone]
             if all(request.step is not None for request in requests) and any(map(self._is_queued, requests)):
-                now = time.monotonic()
-                self._queued |= dict.fromkeys(undone, now)
-                return
+                return True
+        return False
 
     def _answer(
-        self, request: StepRequest, run: asyncio.Task[StepResult] | StepResult, timeout_seconds: float | None
+        self,
+        request: StepRequest,
+        run: asyncio.Task[StepResult] | StepResult,
+        timeout_seconds: float | None,
+        is_held: bool,
     ) -> StepResult:
         if isinstance(run, StepResult):
             return run
-        if run in self._queued or (not run.done() and self._is_queued(request)):
+        if not run.done() and request.step is not None and (is_held or self._is_queued(request)):
             message = "the step, or one of the same request, waits in a queue of the server; send it again"
-            fault = Fault(kind=FaultKind.QUEUED, message=message, retryable=request.step is not None)
+            fault = Fault(kind=FaultKind.QUEUED, message=message, retryable=True)
             return StepResult(request.trajectory_id, valid=False, fault=fault)
         if not run.done():
             return self._timed_out(request, timeout_seconds or 0.0)

@@ -159,3 +159,41 @@ def test_links_that_take_too_long_to_follow_are_an_error(work: Path, monkeypatch
         (work / f"link{number}").symlink_to("d/../" * 300 + f"link{number + 1}")
     with pytest.raises(RuntimeError, match="too long to follow"):
         clean(work)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's files are made by root")
+def test_links_to_what_the_user_cannot_read_are_removed(tmp_path: Path) -> None:
+    user = 65530
+    for above in (tmp_path, *tmp_path.parents[:2]):  # pytest's own
+        os.chmod(above, 0o755)
+    places = {name: tmp_path / name for name in ("open", "half", "closed", "work", "own")}
+    for place in places.values():
+        place.mkdir()
+        (place / "file").write_text("x")
+    os.chmod(places["closed"], 0o700)
+    os.chmod(places["half"] / "file", 0o600)
+    for place in (places["work"], places["own"]):
+        os.chown(place, user, user)
+    links = {
+        "to_file": places["open"] / "file",
+        "to_folder": places["open"],
+        "to_own": places["own"],
+        "nowhere": tmp_path / "nothing",
+        "to_closed_file": places["half"] / "file",
+        "to_half": places["half"],
+        "to_closed": places["closed"],
+        "below_closed": places["closed"] / "file",
+    }
+    for name, target in links.items():
+        (places["work"] / name).symlink_to(target)
+    code = (
+        f"{Path(copied_files.__file__).read_text()}\nimport sys\n"
+        "_mount_points = lambda: {'/' + name for name in os.listdir('/')}\n"
+        f"os.setresgid({user}, {user}, {user}); os.setresuid({user}, {user}, {user})\n"
+        f"remove_closed_links([{str(places['work'])!r}], float(sys.argv[1]))\n"
+    )
+    program = Path("/usr/bin/python3") if Path("/usr/bin/python3").exists() else Path(sys.executable)
+    late = subprocess.run([str(program), "-I", "-c", code, "0"], capture_output=True, text=True, check=False)
+    assert "the links take too long to follow" in late.stderr, late.stderr
+    subprocess.run([str(program), "-I", "-c", code, "60"], check=True)
+    assert {path.name for path in places["work"].iterdir()} == {"file", "to_file", "to_folder", "to_own", "nowhere"}

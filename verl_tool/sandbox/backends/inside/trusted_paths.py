@@ -28,18 +28,19 @@ class Reach:
 
     def __init__(self, folders, user, groups):
         """folders: with all that is in them. user, groups: numbers of who may have changed more; user None: nobody."""
-        self._folders, self._user, self._groups = folders, user, groups
+        self._folders = {each(folder) for folder in folders for each in (os.path.normpath, os.path.realpath)}
+        self._user, self._groups = user, groups
         self._known = {}
 
-    @property
-    def is_of_user(self):
-        return self._user is not None
+    def has(self, path):
+        """Return whether a path, which may be a link, is in one of the folders."""
+        return is_within(path, self._folders)
 
     def reject(self, path):
         """Raise Untrusted if it may have been changed. path: a real one."""
         if path not in self._known:
             try:
-                self._known[path] = is_within(path, self._folders) or (self.is_of_user and self._may_change(path))
+                self._known[path] = self.has(path) or (self._user is not None and self._may_change(path))
             except OSError:
                 self._known[path] = True
         if self._known[path]:
@@ -70,6 +71,8 @@ def follow(path, reach):
             current = os.path.dirname(current)
             continue
         current = os.path.join(current, name)
+        if reach.has(current):
+            raise Untrusted(path)
         if stat.S_ISLNK(os.lstat(current).st_mode):
             hops += 1
             if hops > _MAX_HOPS:
@@ -84,7 +87,7 @@ def follow(path, reach):
 def is_trusted(folder, reach):
     try:
         real = follow(folder, reach)
-        names = os.listdir(real) if reach.is_of_user else []
+        names = os.listdir(real)
     except (OSError, Untrusted):
         return False
     for name in names:

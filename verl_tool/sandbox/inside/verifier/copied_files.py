@@ -5,9 +5,12 @@ Runs in the workspace or in the verifier's copy of it, as the user of the worksp
 
 import os
 import stat
+import time
 
 _MAX_HOPS = 40
 """Links that the kernel follows for one path."""
+_MAX_BELOW = 10_000
+"""Files and folders that are looked at below a link."""
 _MAX_NAMES = 3_000_000
 """In the paths that all links lead through, which take about 10 microseconds each."""
 _READABLE = 0o500
@@ -79,24 +82,49 @@ def clean(folders, outside, owner):
                     _remove(entry)
 
 
-def remove_closed_links(folders):
+def remove_closed_links(folders, seconds):
     """Remove links from `folders`, and of this process's user from everywhere, that lead to what it cannot read: a
-    verifier that is root can."""
+    verifier that is root can. Raises RuntimeError if that takes longer."""
+    deadline = time.monotonic() + seconds
     for folder in (*folders, "/"):
         for _, entries in _walk(folder, _mount_points() if folder == "/" else (), True):
             for entry in entries:
                 if entry.is_symlink() and (folder != "/" or _is_of(entry, os.geteuid())) and _is_closed(entry.path):
                     _remove(entry)
+                if time.monotonic() > deadline:
+                    raise RuntimeError("the links take too long to follow")
 
 
 def _is_closed(path):
+    """Return whether a link leads to what this user cannot read, or to a folder of others with something like that in
+    it, or with more than what is looked at."""
     try:
-        os.stat(path)
+        found = os.stat(path)
     except PermissionError:
         return True
     except OSError:
         return False  # nothing is there
-    return not os.access(path, os.R_OK)
+    if not stat.S_ISDIR(found.st_mode):
+        return not os.access(path, os.R_OK)
+    waiting, count = [path], 0
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    count += 1
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    if count > _MAX_BELOW or not _may_read(entry, is_folder):
+                        return True
+                    if is_folder:
+                        waiting.append(entry.path)
+        except OSError:
+            return True
+    return False
+
+
+def _may_read(entry, is_folder):
+    return entry.is_symlink() or os.access(entry.path, os.R_OK | os.X_OK if is_folder else os.R_OK)
 
 
 def _may_stay(entry, own, outside, names):

@@ -83,6 +83,8 @@ _LARGE_SESSION_BYTES, _LARGE_SESSION_FILES = 1 << 30, 200_000
 """Of a session, whose limits count: what is in it is not known."""
 _LARGE_SECONDS = MARGIN_SECONDS - 10
 """In which a larger workspace must be judged, in addition to the verifier's own time: before the callers' deadline."""
+_CLOSED_SECONDS = 20.0
+"""To remove links to what the trajectory cannot read. It is to blame if that takes longer."""
 _MAX_MESSAGE_CHARACTERS = 2000
 """Of the end of what a verifier printed."""
 
@@ -154,15 +156,18 @@ def _limits(limits: SessionLimits, verification: Verification) -> SessionLimits:
 
 
 async def _prepare(own: WorkspaceSandbox, verification: Verification) -> str:
-    """Lay out what the verifier needs. Return why not, if its folders have files that came with the image. Raises
-    SandboxError: nothing else of the trajectory's is there yet."""
+    """Lay out what the verifier needs. Return why not, if its folders have files of an image that the trajectory has
+    changed. Raises SandboxError and ToolFault: nothing else of the trajectory's is there yet."""
     result = await _make_folders(own)
     if result.exit_code == _NO_LINKS:
         raise SandboxError(
             "the sandbox has no /tests and /logs: this host's Python is there; install it elsewhere", False
         )
     if result.exit_code == _NOT_EMPTY:
-        return f"the image has files in the verifier's folders: {result.stdout.strip()[:_MAX_MESSAGE_CHARACTERS]}"
+        complaint = f"the image has files in the verifier's folders: {result.stdout.strip()[:_MAX_MESSAGE_CHARACTERS]}"
+        if not isinstance(own, Container) or own.changed_by is None:
+            raise ToolFault(FaultKind.MISCONFIGURED, complaint, retryable=False)
+        return complaint
     if result.exit_code != 0:
         why = result.stderr[-_MAX_MESSAGE_CHARACTERS:].strip() or result.limit_hit
         raise SandboxError(f"the verifier's folders cannot be made: {why}", retryable=False)
@@ -214,7 +219,7 @@ async def _remove_closed_links(session: WorkspaceSandbox, seconds: float) -> str
     """Return why not, if links to what the trajectory cannot read cannot be removed. Raises SandboxError if it is
     late."""
     assert isinstance(session, Container)
-    code = f"{_checks()}\nremove_closed_links({session.changed_folders()[:-1]!r})\n"
+    code = f"{_checks()}\nremove_closed_links({session.changed_folders()[:-1]!r}, {_CLOSED_SECONDS})\n"
     return _why_not(await session.run_apart(code, seconds), seconds)
 
 

@@ -56,8 +56,8 @@ class WorkspaceOptions(PolicyOptions):
     """Hosts that programs in containers reach over a proxy, such as ``pypi.org`` or ``*.example.org:8443``. With none,
     there is no network."""
     warm_containers: int = Field(default=0, ge=0)
-    """Containers of `image` in each replica that are started before a trajectory needs them, and of the images that the
-    latest rows have named."""
+    """Containers of each of the eight images that were used last, `image` among them at first, that each replica starts
+    before a trajectory needs them."""
     max_verifications: int | None = Field(default=None, ge=1)
     """Verifiers that run at once in each replica, by default two for each core. Further ones wait, which is not part of
     their time."""
