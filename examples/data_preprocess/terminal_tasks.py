@@ -42,7 +42,7 @@ def as_row(task: Mapping[str, Any], split: str, index: int) -> Row:
     what: Task = task["task"]
     image: TaskImage | None = task["image"]
     files, name = what.packed_files(), image.name if image is not None else ""
-    verification = image.verified_by(what) if image is not None else what.verification
+    verification = image.verification_of(what) if image is not None else what.verification
     sent = {field: value for field, value in ((FILES_FIELD, files), (WORKSPACE_IMAGE_FIELD, name)) if value}
     extra = {"task": what.name, **({"tools_kwargs": sent} if sent else {})}
     made = row(
@@ -173,7 +173,7 @@ def main(
             images=images,
             skip=skip_unsupported,
         )
-        found = [(task, TaskImage.of_published(task) if images else None) for task in read]
+        found = [(task, TaskImage.from_published(task) if images else None) for task in read]
         if builder is not None:
             found = asyncio.run(build_images(read, builder, images, skip_unsupported))
     source = [{"name": task.name, "task": task, "system": system, "image": image} for task, image in found]

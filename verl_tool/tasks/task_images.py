@@ -26,12 +26,12 @@ class TaskImage:
     verifier_user: Literal["", "root"] = ""
     """Who the verifier runs as: they, or root."""
 
-    def verified_by(self, task: Task) -> Verification:
+    def verification_of(self, task: Task) -> Verification:
         """The task's verifier in this image."""
         return task.verification.model_copy(update={"user": self.verifier_user})
 
     @classmethod
-    def of_published(cls, task: Task) -> TaskImage | None:
+    def from_published(cls, task: Task) -> TaskImage | None:
         """``environment.docker_image``, which is not looked at; None without one."""
         if task.image is None:
             return None

@@ -34,7 +34,7 @@ class TaskWorkspaces:
     def verification(self, task: Task) -> Verification:
         """The verifier of a task, as its user."""
         image = self.images.get(task.name)
-        return task.verification if image is None else image.verified_by(task)
+        return task.verification if image is None else image.verification_of(task)
 
     @contextlib.asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[WorkspaceSandbox]:

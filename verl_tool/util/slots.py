@@ -28,7 +28,7 @@ _pausable: ContextVar[tuple[Pausable, ...]] = ContextVar("pausable", default=())
 
 @contextmanager
 def pause_in_queue(*each: Pausable) -> Iterator[None]:
-    """Within the block, `waiting` pauses these, also in tasks that are started there."""
+    """Within the block, `wait_in_queue` pauses these, also in tasks that are started there."""
     token = _pausable.set((*_pausable.get(), *each))
     try:
         yield
@@ -37,7 +37,7 @@ def pause_in_queue(*each: Pausable) -> Iterator[None]:
 
 
 @contextmanager
-def waiting() -> Iterator[None]:
+def wait_in_queue() -> Iterator[None]:
     """The block waits in a queue."""
     paused = _pausable.get()
     for each in paused:
@@ -53,7 +53,7 @@ def waiting() -> Iterator[None]:
 async def hold_slot(slots: asyncio.Semaphore) -> AsyncIterator[None]:
     """Hold one of `slots` within the block. They are given in the order of arrival."""
     if slots.locked():
-        with waiting():
+        with wait_in_queue():
             await slots.acquire()
     else:
         await slots.acquire()

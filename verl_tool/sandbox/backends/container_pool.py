@@ -12,7 +12,7 @@ from verl_tool.errors import SandboxError
 from verl_tool.sandbox.backends.container import Container
 from verl_tool.sandbox.backends.settings import ContainerSettings
 from verl_tool.sandbox.limits import SessionLimits
-from verl_tool.util.slots import waiting
+from verl_tool.util.slots import wait_in_queue
 
 MAX_IMAGES = 8
 """Images whose containers wait: those that were taken last."""
@@ -57,7 +57,7 @@ class ContainerPool:
             tasks.remove(task)
             self.fill(image)
             with contextlib.suppress(SandboxError):
-                with waiting():
+                with wait_in_queue():
                     container = await task
                 if container.alive:
                     return container

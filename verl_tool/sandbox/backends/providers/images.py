@@ -9,7 +9,7 @@ from typing import Any
 from verl_tool.errors import SandboxError
 from verl_tool.sandbox.backends.providers.protocol import ContainerProvider
 from verl_tool.sandbox.backends.settings import ImageSettings
-from verl_tool.util.slots import waiting
+from verl_tool.util.slots import wait_in_queue
 
 _images: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], asyncio.Task[ImageSettings]]]
 _images = weakref.WeakKeyDictionary()
@@ -23,7 +23,7 @@ async def image_settings(provider: ContainerProvider, image: str) -> ImageSettin
     if key not in images:
         images[key] = asyncio.get_running_loop().create_task(provider.describe(image))
     try:
-        with waiting():  # a pull is nobody's time
+        with wait_in_queue():  # a pull is nobody's time
             return await asyncio.shield(images[key])
     except SandboxError:
         images.pop(key, None)
