@@ -584,7 +584,7 @@ def test_without_an_evaluation_script_the_package_says_how(
 ) -> None:
     row = {**swebench_row(repository), "eval_script": None, "image": None}
     monkeypatch.setitem(sys.modules, "swebench", None)
-    with pytest.raises(ValueError, match=r"row 0 has no field 'eval_script'.*verl-tool\[swe\]"):
+    with pytest.raises(ValueError, match=r"row 0 has no field 'eval_script'.*source scripts/env\.sh train swe"):
         swe.READERS["swebench"](row, 0)
 
     def parse_log_pytest_v2() -> None:

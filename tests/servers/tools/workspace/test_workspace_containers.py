@@ -266,8 +266,8 @@ async def test_a_verifier_can_be_root(image_of_a_user: tuple[str, str], tmp_path
             await Workspace(session).verify(verification)
 
 
-@pytest.fixture
-async def open_image(tmp_path: Path) -> tuple[str, str]:
+@pytest.fixture(scope="module")
+def open_image(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """An engine, and an image in which much is the user's: the parent of a folder of PATH and of the work folder,
     /logs and /etc/passwd. /closed is root's alone."""
     podman, image = real("podman"), "localhost/verl-tool-tests:open"
@@ -279,10 +279,11 @@ async def open_image(tmp_path: Path) -> tuple[str, str]:
         "USER 1000:1000",
         "WORKDIR /srv/work",
     )
-    (tmp_path / "Dockerfile").write_text("\n".join(lines))
+    folder = tmp_path_factory.mktemp("image")
+    (folder / "Dockerfile").write_text("\n".join(lines))
     limits = ["--ulimit", "nofile=512:512", "--ulimit", "nproc=1000:1000"]
-    build = [podman, "build", "--quiet", "--network", "none", *limits, "--tag", image, str(tmp_path)]
-    await asyncio.to_thread(subprocess.run, build, check=True, capture_output=True, timeout=120)
+    build = [podman, "build", "--quiet", "--network", "none", *limits, "--tag", image, str(folder)]
+    subprocess.run(build, check=True, capture_output=True, timeout=120)
     return podman, image
 
 
@@ -302,10 +303,15 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("user", ["", "root"])
-@pytest.mark.parametrize("attack", ATTACKS)
+OF_BOTH_USERS = ("PATH leads elsewhere for root", "PATH leads elsewhere behind the copy", "a reward in the image")
+
+
+@pytest.mark.parametrize(
+    ("attack", "user"),
+    [*((attack, "root") for attack in ("", *ATTACKS)), *((attack, "") for attack in ("", *OF_BOTH_USERS))],
+)
 async def test_attacks_on_the_verifier_of_an_open_image(
-    open_image: tuple[str, str], user: Literal["", "root"], attack: str
+    open_image: tuple[str, str], attack: str, user: Literal["", "root"]
 ) -> None:
     podman, image = open_image
     test = """
@@ -315,13 +321,9 @@ async def test_attacks_on_the_verifier_of_an_open_image(
     """
     check = Verification(files=pack_files({"test.sh": PackedFile(test.encode())}), timeout_seconds=30, user=user)
     async with Container(ContainerSettings(podman, image, writable=True), SessionLimits(wall_seconds=30)) as container:
-        await container.exec(ATTACKS[attack], env={"FORGED": FORGED})
+        await container.exec(ATTACKS.get(attack, "echo secret > answer.txt"), env={"FORGED": FORGED})
         verdict = await Workspace(container).verify(check)
-        assert (verdict.reward, verdict.fault) == (0.0, None), verdict.told
-    async with Container(ContainerSettings(podman, image, writable=True), SessionLimits(wall_seconds=30)) as container:
-        await container.exec("echo secret > answer.txt")
-        verdict = await Workspace(container).verify(check)
-        assert verdict.reward == 1.0, verdict.told
+        assert (verdict.reward, verdict.fault) == (float(not attack), None), verdict.told
 
 
 @pytest.mark.parametrize("user", ["", "root"])
