@@ -22,18 +22,15 @@ from saboteur import (
     Saboteur,
 )
 from starlette.types import Receive, Scope, Send
-from toy_tools import Ledger, Puppet, text, until
+from toy_tools import Crowded, Ledger, Puppet, text, until
 
 from verl_tool.client import ToolClient, tool_client
 from verl_tool.errors import ConfigError, ToolFault
-from verl_tool.formats import Call
 from verl_tool.protocol import RESENT, FaultKind, ReplicaInfo, ReplicaList, StepRequest, StepResult
 from verl_tool.servers.replica import asgi_app
 from verl_tool.servers.replica.router import Router
 from verl_tool.servers.serve.ports import free_ports
-from verl_tool.servers.tools.base import Context, ToolResult
 from verl_tool.util.rendezvous import owner
-from verl_tool.util.slots import hold_slot
 
 SAY_HI = "<puppet>say hi</puppet>"
 
@@ -456,20 +453,6 @@ class TestOlderServers:
         assert [r.observation for r in results] == ["short", "long", "short", "long"]
         assert [r.reward for r in results] == [None, 1.0, None, 1.0]
         assert all(r.fault is None for r in results)
-
-
-class Crowded(Puppet):
-    """A puppet that plays only in its turn."""
-
-    name = "crowded"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slots = asyncio.Semaphore(1)
-
-    async def run(self, call: Call, context: Context) -> ToolResult:
-        async with hold_slot(self.slots):
-            return await super().run(call, context)
 
 
 class TestQueue:

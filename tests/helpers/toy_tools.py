@@ -16,6 +16,7 @@ from verl_tool.formats import Call
 from verl_tool.protocol import FaultKind
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools.base import Context, Tool, ToolResult
+from verl_tool.util.slots import hold_slot
 
 
 def picture(red: int, size: tuple[int, int] = (4, 3)) -> ImagePart:
@@ -139,3 +140,17 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, "it did not come true in time"
         await asyncio.sleep(0.01)
+
+
+class Crowded(Puppet):
+    """A puppet that plays only in its turn."""
+
+    name = "crowded"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = asyncio.Semaphore(1)
+
+    async def run(self, call: Call, context: Context) -> ToolResult:
+        async with hold_slot(self.slots):
+            return await super().run(call, context)

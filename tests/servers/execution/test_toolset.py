@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from toy_tools import Ledger, Puppet, running, text, until
+from toy_tools import Crowded, Ledger, Puppet, running, text, until
 
 from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.formats import Call
@@ -15,7 +15,6 @@ from verl_tool.servers.execution import toolset as toolset_module
 from verl_tool.servers.execution.admission import Admission
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolResult
-from verl_tool.util.slots import hold_slot
 
 
 def say(words: str) -> str:
@@ -588,20 +587,6 @@ class TestAdmission:
             await asyncio.gather(blocker, waiter, return_exceptions=True)
             (result,) = await toolset.step([StepRequest("c", say("y"))], admission=admission)
             assert text(result.observation) == "y"
-
-
-class Crowded(Puppet):
-    """A puppet that plays only in its turn."""
-
-    name = "crowded"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slots = asyncio.Semaphore(1)
-
-    async def run(self, call: Call, context: Context) -> ToolResult:
-        async with hold_slot(self.slots):
-            return await super().run(call, context)
 
 
 class TestQueue:
