@@ -84,7 +84,7 @@ def clean(folders, outside, owner):
 
 def remove_closed_links(folders, seconds):
     """Remove links from `folders`, and of this process's user from everywhere, that lead to what it cannot read: a
-    verifier that is root can. Raises RuntimeError if that takes longer."""
+    verifier that is root can. Raises RuntimeError if that takes longer than `seconds`."""
     deadline = time.monotonic() + seconds
     for folder in (*folders, "/"):
         for _, entries in _walk(folder, _mount_points() if folder == "/" else (), True):

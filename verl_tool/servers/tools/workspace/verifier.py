@@ -35,12 +35,14 @@ _INSIDE = Path(sandbox.__file__).parent / "inside" / "verifier"
 _COMMAND = f'#!/bin/sh\nexec python3 -I {_OWN}/lib/in_workspace.py "$@"\n'
 """The helper for shells."""
 _MADE = (LOGS, f"{_OWN}/home/tmp", f"{_OWN}/lib", f"{_OWN}/bin", CALLS)
+_NOT_EMPTY, _NO_LINKS = 8, 9
+"""Exit codes of `_PREPARE` and `_PREPARE_SESSION`."""
 _PREPARE = f"""
 import os
 for folder in ("{TESTS}", "/logs", "{_OWN}"):
     if os.path.isdir(folder) and os.listdir(folder):
         print(folder, os.listdir(folder), flush=True)
-        os._exit(8)
+        os._exit({_NOT_EMPTY})
 for folder in {_MADE!r}:
     os.makedirs(folder, exist_ok=True)
 os.mkfifo("{CALLS}/requests", 0o600)
@@ -50,8 +52,6 @@ _PREPARE_SESSION = (
     "[ /tests -ef /box/tests ] && [ /logs -ef /box/logs ] || exit 9"
 )
 """In a session, the verifier's folders are links."""
-_NOT_EMPTY, _NO_LINKS = 8, 9
-"""Exit codes of `_PREPARE` and `_PREPARE_SESSION`."""
 ROOT = "0:0"
 """Not by name: the image's /etc/passwd may have been changed."""
 _FOLDERS = (TESTS, "/logs", _OWN)
