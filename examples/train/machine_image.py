@@ -141,7 +141,7 @@ def main(
     engine: Annotated[str, typer.Option("--engine", help="docker or podman; of the sandbox nothing is made.")],
     image: Annotated[str, typer.Option("--image", help=f"Its name; {NAME} is made here, others are pulled.")] = NAME,
     output: Annotated[
-        Path | None, typer.Option("--output", help="A folder that is made when the image is there.")
+        Path | None, typer.Option("--output", help="A folder for the image's name, written when the image is there.")
     ] = None,
 ) -> None:
     """See that the engine has the image of a recipe's containers."""
@@ -158,6 +158,7 @@ def main(
         raise typer.Exit(1) from None
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
+        (output / "image.txt").write_text(f"{'none: sandbox' if engine == 'sandbox' else image}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
