@@ -84,7 +84,7 @@ def test_checked_out_submodule_has_the_pinned_version():
 ROWS = [
     row.split()
     for row in (
-        "errors protocol verification sandbox_fusion content util",
+        "errors protocol verification workspace_limits sandbox_fusion content util",
         "formats sandbox judge sql client platforms",
         "http web retrieval browser",
         "servers.tool_config",
@@ -116,7 +116,18 @@ APART = {
 }
 """Of earlier rows, what a package does not import: tools are reached through `client` only."""
 LIGHT = (
-    *("errors", "protocol", "verification", "content", "util", "http", "formats", "sandbox", "judge"),
+    *(
+        "errors",
+        "protocol",
+        "verification",
+        "workspace_limits",
+        "content",
+        "util",
+        "http",
+        "formats",
+        "sandbox",
+        "judge",
+    ),
     *("retrieval", "sql", "web", "browser", "client", "servers", "tasks", "environments"),
 )
 HEAVY = {"torch", "transformers", "verl", "vllm"}

@@ -47,6 +47,9 @@ FILES_FIELD = "workspace_files"
 workspace before anything runs in it. Sent with the first call; once there is a workspace, none are put into it."""
 WORKSPACE_IMAGE_FIELD = "workspace_image"
 """Entry of a request's extra data: the container image of the trajectory's workspace. Sent with the first call."""
+WORKSPACE_LIMITS_FIELD = "workspace_limits"
+"""Entry of a request's extra data: CPUs, memory and network of that container
+(`verl_tool.workspace_limits`). Sent with the first call."""
 IMAGES_FIELD = "images"
 """Entry of a request's extra data: the images of the trajectory's prompt in their order, as data URIs. Sent with the
 first call, whichever tool that calls."""
@@ -55,7 +58,14 @@ AUDIOS_FIELD = "audios"
 ENVIRONMENT_FIELD = "environment"
 """Entry of a request's extra data: the arguments of the environment in which the trajectory begins, and with several
 environments its ``name``. Sent with the first call, whose action is empty; the answer has the `Opening`."""
-SENT_ONCE = (FILES_FIELD, WORKSPACE_IMAGE_FIELD, IMAGES_FIELD, AUDIOS_FIELD, ENVIRONMENT_FIELD)
+SENT_ONCE = (
+    FILES_FIELD,
+    WORKSPACE_IMAGE_FIELD,
+    WORKSPACE_LIMITS_FIELD,
+    IMAGES_FIELD,
+    AUDIOS_FIELD,
+    ENVIRONMENT_FIELD,
+)
 """Entries that go with the first call only."""
 VERIFY_FIELD = "workspace_verification"
 """Entry of a request's extra data: a `verl_tool.verification.Verification`, which is run in the trajectory's workspace

@@ -23,7 +23,6 @@ from verl_tool.errors import ConfigError, VerlToolError
 from verl_tool.gateway.agent_host import AgentHost, AgentTask, FinishedSession
 from verl_tool.gateway.gateway_app import SESSIONS_PATH
 from verl_tool.gateway.settings import GatewaySettings
-from verl_tool.protocol import ENVIRONMENT_FIELD, FILES_FIELD, WORKSPACE_IMAGE_FIELD
 from verl_tool.util.json_text import encode_json
 
 _ADMIN_SECONDS = 60.0
@@ -94,10 +93,8 @@ class AgentAsker(Asker):
         no sessions."""
         began = time.perf_counter()
         blank = Record(problem.index, sample, self.digest(problem), problem=problem.digest)
-        files, image = problem.tools_kwargs.get(FILES_FIELD), problem.tools_kwargs.get(WORKSPACE_IMAGE_FIELD)
-        where = f"row {problem.index} of the data"
-        environment, judges = problem.tools_kwargs.get(ENVIRONMENT_FIELD), self._settings.program.judges
-        task = AgentTask.of_row(problem.messages, files, problem.verification, where, image, environment, judges=judges)
+        where, judges = f"row {problem.index} of the data", self._settings.program.judges
+        task = AgentTask.of_row(problem.messages, problem.tools_kwargs, problem.verification, where, judges=judges)
         try:
             session = await self.open_session(sample)
             trajectory = await self._host.run(session, task, partial(self._finish, session))

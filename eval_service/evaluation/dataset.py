@@ -15,7 +15,7 @@ from verl_tool.agent_loop.row import build_call_extra, listed_tools, reject_medi
 from verl_tool.checks.row_files import RowFile
 from verl_tool.content.parts import ImagePart
 from verl_tool.errors import ConfigError
-from verl_tool.protocol import ENVIRONMENT_FIELD, FILES_FIELD, WORKSPACE_IMAGE_FIELD
+from verl_tool.protocol import ENVIRONMENT_FIELD, FILES_FIELD, WORKSPACE_IMAGE_FIELD, WORKSPACE_LIMITS_FIELD
 from verl_tool.verification import AnyVerification, verification_of
 
 
@@ -48,12 +48,12 @@ class Problem:
 
     @property
     def digest(self) -> str:
-        """Changes with the question, its images, files, container image, tools and turns, and the right answer."""
+        """Changes with the question, its images, files, container, tools and turns, and the right answer."""
         files = self.tools_kwargs.get(FILES_FIELD)
         images = [image.sha256 for image in self.images] or None
         image = self.tools_kwargs.get(WORKSPACE_IMAGE_FIELD)
-        environment = self.tools_kwargs.get(ENVIRONMENT_FIELD)
-        parts = (self.tools, self.max_turns, files, images, image, self.min_turns, environment)
+        environment, limits = (self.tools_kwargs.get(name) for name in (ENVIRONMENT_FIELD, WORKSPACE_LIMITS_FIELD))
+        parts = (self.tools, self.max_turns, files, images, image, self.min_turns, environment, limits)
         own = [value for value in parts if value is not None]
         text = json.dumps([self.messages, self.reward_model, *own], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

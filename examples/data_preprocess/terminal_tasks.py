@@ -6,7 +6,8 @@
 Each task is a row. The files of its workspace are packed into `extra_info.tools_kwargs.workspace_files`, which goes to
 the tool server with a trajectory's first call; its verifier into `reward_model.ground_truth`, which goes there when the
 trajectory is over. A task that needs an image has its name in `extra_info.tools_kwargs.workspace_image` instead of
-files; the image is built on this machine. Check tasks first: `python -m verl_tool.tasks check examples/tasks`.
+files, and what task.toml says of CPUs, memory and network in `workspace_limits`; the image is built on this machine.
+Check tasks first: `python -m verl_tool.tasks check examples/tasks`.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ from rich.markup import escape
 from rows import LocalDir, Row, Seed, TestSize, convert, divide, messages, row, run, save
 
 from verl_tool.errors import ConfigError, VerlToolError
-from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD
+from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD, WORKSPACE_LIMITS_FIELD
 from verl_tool.sandbox.backends.image_builder import ImageBuilder
 from verl_tool.tasks.task import Task, read_task, task_folders
 from verl_tool.tasks.task_images import TaskImage, is_published, open_builder, prepare_image
 from verl_tool.tasks.task_source import open_source
 from verl_tool.verification import STYLE
+from verl_tool.workspace_limits import WorkspaceLimits
 
 DATA_SOURCE = "terminal_tasks"
+_NO_NETWORK = "without a network"
 SYSTEM = (
-    "You work in a folder of your own on a Linux machine without a network. Do what you are asked by calling your "
+    f"You work in a folder of your own on a Linux machine {_NO_NETWORK}. Do what you are asked by calling your "
     "tools; what you leave in the folder is checked when you are done."
 )
 
@@ -43,11 +46,13 @@ def as_row(task: Mapping[str, Any], split: str, index: int) -> Row:
     image: TaskImage | None = task["image"]
     files, name = what.packed_files(), image.name if image is not None else ""
     verification = image.verification_of(what) if image is not None else what.verification
-    sent = {field: value for field, value in ((FILES_FIELD, files), (WORKSPACE_IMAGE_FIELD, name)) if value}
+    limits = _limits_of(what).model_dump(mode="json") if image is not None else None
+    values = ((FILES_FIELD, files), (WORKSPACE_IMAGE_FIELD, name), (WORKSPACE_LIMITS_FIELD, limits))
+    sent = {field: value for field, value in values if value}
     extra = {"task": what.name, **({"tools_kwargs": sent} if sent else {})}
     made = row(
         DATA_SOURCE,
-        messages(task["system"] or None, what.instruction),
+        messages(_describe_network(task["system"], what.allowed_hosts) or None, what.instruction),
         str(what.metadata.get("category", "terminal")),
         verification.model_dump_json(),
         split,
@@ -55,6 +60,19 @@ def as_row(task: Mapping[str, Any], split: str, index: int) -> Row:
         extra,
     )
     return {**made, "reward_model": {**made["reward_model"], "style": STYLE}}
+
+
+def _describe_network(system: str, hosts: Sequence[str]) -> str:
+    """The system message of a task that reaches `hosts`."""
+    reached = "all hosts" if "*" in hosts else ", ".join(hosts)
+    return system.replace(_NO_NETWORK, f"whose network reaches {reached}") if hosts else system
+
+
+def _limits_of(task: Task) -> WorkspaceLimits:
+    """What ``task.toml`` requests of the container."""
+    table = task.environment
+    requested = {"cpus": table.cpus, "memory_mb": table.memory_mb or table.memory, "allowed_hosts": task.allowed_hosts}
+    return WorkspaceLimits.parse(requested, f"task {task.name}: environment")
 
 
 def read_tasks(

@@ -104,6 +104,13 @@ def test_tools_are_sent_what_the_row_gives_them_and_which_of_them_may_run() -> N
     assert build_call_extra(None, None, "row 0") == {}
     assert build_call_extra({"unit": "m", "tools": ["a"]}, ("a",), "row 0") == {"unit": "m", "tool_names": ["a"]}
     assert build_call_extra({"unit": "m"}, None, "row 0") == {"unit": "m"}
+    none = {"cpus": None, "memory_mb": None, "allowed_hosts": None}
+    assert build_call_extra({"workspace_limits": none}, None, "row 0") == {}, "a column has the keys of all rows"
+    limits = {**none, "memory_mb": 512.0, "allowed_hosts": np.array([], dtype=object)}
+    sent = build_call_extra({"workspace_limits": limits}, None, "row 0")["workspace_limits"]
+    assert sent == {"memory_mb": 512, "allowed_hosts": []}
+    with pytest.raises(ConfigError, match=r"row 7: tools_kwargs\.workspace_limits\.memory_mb is 1"):
+        build_call_extra({"workspace_limits": {"memory_mb": 1}}, None, "row 7")
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,8 @@ def test_a_task_that_needs_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("verl_tool.tasks.task_images.prepare_image", prepare_image)
     for name in ("image-environment", "find-value"):
         shutil.copytree(SCRIPTS.parent / "tasks" / name, tmp_path / "tasks" / name)
+    config = tmp_path / "tasks" / "image-environment" / "task.toml"
+    config.write_text(config.read_text().replace("cpus = 1\nmemory_mb = 1024", 'cpus = 2\nmemory = "4G"'))
     options = ("--tasks", str(tmp_path / "tasks"))
     failed = run("terminal_tasks", tmp_path / "rows", *options)
     assert "image-environment: environment/Dockerfile, line 3: ENV needs an image" in str(failed.exception)
@@ -208,7 +210,11 @@ def test_a_task_that_needs_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sent = {row["extra_info"]["task"]: build_call_extra(row["extra_info"]["tools_kwargs"], None, "row") for row in rows}
     # A column has the keys of all rows.
     assert (bool(sent["find-value"][FILES_FIELD]), sent["find-value"]["workspace_image"]) == (True, None)
-    assert sent["image-environment"] == {"workspace_image": "built:image-environment-host"}
+    limits = {"cpus": 2.0, "memory_mb": 4096, "allowed_hosts": []}
+    assert sent["image-environment"] == {
+        "workspace_image": "built:image-environment-host",
+        "workspace_limits": limits,
+    }
     rows = made("terminal_tasks", tmp_path / "all", *options, "--backend", "docker", "--images")["train"]
     images = [row["extra_info"]["tools_kwargs"]["workspace_image"] for row in rows]
     assert sorted(images) == ["built:find-value-none", "built:image-environment-none"]

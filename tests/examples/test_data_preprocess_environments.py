@@ -57,7 +57,7 @@ def test_examples_become_rows(tmp_path: Path) -> None:
     for row in rows:
         extra = build_call_extra(row["extra_info"]["tools_kwargs"], None, "row")
         verification = verification_of(row["reward_model"], "row", in_environment=True)
-        task = AgentTask.of_row(row["prompt"], None, verification, "row", None, extra["environment"], judges=True)
+        task = AgentTask.of_row(row["prompt"], extra, verification, "row", judges=True)
         assert isinstance(verification, EnvironmentVerification)
         assert task.environment is not None
         found[task.environment["index"]] = (task.environment, list(task.messages))

@@ -113,8 +113,7 @@ async def run(
     host = AgentHost(gateway.app(for_agents=True), program)
     environment = {"reward": 2.5} if environment is None else environment
     task = AgentTask.of_row(
-        *([{"role": "user", "content": "go"}], None, EnvironmentVerification(), "row 7"),
-        environment=environment,
+        *([{"role": "user", "content": "go"}], {"environment": environment}, EnvironmentVerification(), "row 7"),
         judges=True,
     )
     try:
@@ -205,10 +204,10 @@ def test_a_row_and_a_program_agree_about_an_environment() -> None:
     with pytest.raises(
         ConfigError, match=r"row 3 has tools_kwargs.environment, which gateway.program does not play in"
     ):
-        AgentTask.of_row(messages, None, None, "row 3", environment={})
+        AgentTask.of_row(messages, {"environment": {}}, None, "row 3")
     with pytest.raises(ConfigError, match=r"row 3 has no tools_kwargs.environment"):
-        AgentTask.of_row(messages, None, None, "row 3", judges=True)
+        AgentTask.of_row(messages, {}, None, "row 3", judges=True)
     with pytest.raises(ConfigError, match=r"leave reward_model.ground_truth empty"):
         AgentTask.of_row(
-            messages, None, EnvironmentVerification(data={"answer": 1}), "row 3", environment={}, judges=True
+            messages, {"environment": {}}, EnvironmentVerification(data={"answer": 1}), "row 3", judges=True
         )

@@ -20,6 +20,7 @@ from verl_tool.gateway.agent_host import AgentHost, AgentTask, finish_session
 from verl_tool.gateway.agent_program import AgentProgram
 from verl_tool.gateway.gateway_app import Gateway
 from verl_tool.gateway.session import SessionModel
+from verl_tool.protocol import ENVIRONMENT_FIELD
 
 TOKENIZER = TemplateTokenizer("Qwen-Qwen3-0.6B", QWEN)
 _SECONDS = 240.0
@@ -161,7 +162,7 @@ async def play(
     program = AgentProgram.model_validate({"preset": preset, "install": str(install), **fields}).resolve()
     host = AgentHost(gateway.app(for_agents=True), program)
     task = AgentTask.of_row(
-        [{"role": "user", "content": "go"}], None, None, "row 0", environment=environment, judges=program.judges
+        [{"role": "user", "content": "go"}], {ENVIRONMENT_FIELD: environment}, None, "row 0", judges=program.judges
     )
     try:
         await host.start()

@@ -113,6 +113,22 @@ def test_requested_hosts(text: str, hosts: tuple[str, ...]) -> None:
     assert requested_hosts(parse_config(text, any_network=True)) == hosts
 
 
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("http://pypi.org", "is no host"),
+        ("pypi.org:8080", "has a port, or an address that is not public"),
+        ("127.0.0.1", "has a port, or an address that is not public"),
+        ("::1", "has a port, or an address that is not public"),
+    ],
+)
+def test_tasks_reach_public_hosts_only(host: str, words: str) -> None:
+    text = "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['pypi.org', '1.1.1.0/24', '2606:4700::1']"
+    assert requested_hosts(parse_config(text, any_network=True)) == ("pypi.org", "1.1.1.0/24", "[2606:4700::1]")
+    with pytest.raises(ConfigError, match=words):
+        requested_hosts(parse_config(text.replace("pypi.org", host), any_network=True))
+
+
 def test_agent_and_verifier_have_one_network() -> None:
     with pytest.raises(ConfigError, match=r"agent's network is \['\*'\] and the verifier's \[\]; both have one"):
         requested_hosts(parse_config("[agent]\nnetwork_mode = 'public'", any_network=True))

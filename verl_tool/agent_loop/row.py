@@ -8,8 +8,9 @@ from typing import Any
 
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError
-from verl_tool.protocol import ENVIRONMENT_FIELD, FILES_FIELD, TOOLS_FIELD
+from verl_tool.protocol import ENVIRONMENT_FIELD, FILES_FIELD, TOOLS_FIELD, WORKSPACE_LIMITS_FIELD
 from verl_tool.util.json_text import as_object
+from verl_tool.workspace_limits import NO_LIMITS, WorkspaceLimits
 
 MEDIA_COLUMNS = ("images", "videos", "audios", "image", "video", "audio", "multi_modal_data")
 """Columns of verl's rows, and fields of messages, with content other than text."""
@@ -66,12 +67,17 @@ def build_call_extra(
 ) -> dict[str, Any]:
     """Return the extra data that a row's trajectory sends with its calls: its ``tools_kwargs`` and the `listed` tools.
 
-    ``workspace_files`` and ``environment`` are sent with the first call only. Raises ConfigError if files cannot be
-    unpacked, or the environment is no object (``{}`` or JSON of one). `where` names the row in the message.
+    `SENT_ONCE` names those that are sent with the first call only. Raises ConfigError if files cannot be unpacked, the
+    environment is no object (``{}`` or JSON of one), or limits are none. `where` names the row in the message.
     """
     extra = {name: value for name, value in (tools_kwargs or {}).items() if name != "tools"}
     if (arguments := extra.pop(ENVIRONMENT_FIELD, None)) is not None:
         extra[ENVIRONMENT_FIELD] = _read_object(arguments, f"{where}: tools_kwargs.{ENVIRONMENT_FIELD}")
+    limits = WorkspaceLimits.parse(
+        extra.pop(WORKSPACE_LIMITS_FIELD, None), f"{where}: tools_kwargs.{WORKSPACE_LIMITS_FIELD}"
+    )
+    if limits != NO_LIMITS:
+        extra[WORKSPACE_LIMITS_FIELD] = limits.model_dump(mode="json", exclude_none=True)
     files = extra.pop(FILES_FIELD, None)
     if is_present(files):
         try:

@@ -11,17 +11,14 @@ import contextlib
 import itertools
 import socket
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from ipaddress import IPv4Address
 
-from verl_tool.errors import ConfigError
 from verl_tool.sandbox.backends.egress import EgressProxy
 
 _FIRST = int(IPv4Address("127.16.0.1"))
 _COUNT = 1 << 20
 _HEAD_BYTES = 1 << 16
 _PAUSE_SECONDS = 0.1
-_WEB_PORTS = (80, 443)
 
 
 class ContextProxy:
@@ -134,28 +131,3 @@ class EgressRouter:
                 continue
             reader, writer = await asyncio.open_connection(sock=client, limit=_HEAD_BYTES)
             proxy.accept(reader, writer)
-
-
-def narrow_hosts(allowed: Sequence[str], row: Sequence[str]) -> tuple[str, ...]:
-    """Return the hosts of a row, each of which the server's list must cover. Raises ConfigError for another one."""
-    for host in row:
-        if not any(_covers(pattern, host) for pattern in allowed):
-            raise ConfigError(
-                f"the row allows the host {host!r:.100}, which the server's allowed_hosts={list(allowed)} does not "
-                "cover; a row may only narrow that list"
-            )
-    return tuple(row)
-
-
-def _covers(pattern: str, host: str) -> bool:
-    name, port = _split(pattern)
-    other, other_port = _split(host)
-    ports = (port,) if port else (0, *_WEB_PORTS)
-    same = other.lower() == name.lower() or (not other.startswith("[") and fnmatchcase(other.lower(), name.lower()))
-    return same and other_port in ports
-
-
-def _split(host: str) -> tuple[str, int]:
-    """A name or address, and its port or 0."""
-    name, _, port = (host, "", "0") if host.endswith("]") or ":" not in host else host.rpartition(":")
-    return name, int(port) if port.isdigit() else -1

@@ -32,7 +32,6 @@ from verl_tool.errors import ConfigError
 from verl_tool.gateway.agent_host import AgentTask
 from verl_tool.gateway.agent_program import AgentProgram
 from verl_tool.gateway.session import SessionOptions
-from verl_tool.protocol import ENVIRONMENT_FIELD, FILES_FIELD, WORKSPACE_IMAGE_FIELD
 
 AGENT_SECONDS = 120.0
 """For an agent, which is killed then."""
@@ -116,9 +115,7 @@ class Examination:
             options = SessionOptions() if written is None else written.session
             task = None
             if row is not None:
-                files, image = row.sent.get(FILES_FIELD), row.sent.get(WORKSPACE_IMAGE_FIELD)
-                environment = row.sent.get(ENVIRONMENT_FIELD)
-                task = AgentTask.of_row(row.messages, files, None, row.where, image, environment, judges=program.judges)
+                task = AgentTask.of_row(row.messages, row.sent, None, row.where, judges=program.judges)
             run = asyncio.run(run_agent(setup, program, options, task, self.turn))
             findings += findings_of(setup, run)
         print_agent_report(console, setup, run, findings)

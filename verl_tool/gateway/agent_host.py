@@ -25,10 +25,18 @@ from verl_tool.gateway.program.container_program import ProgramContainers
 from verl_tool.gateway.program.session_socket import listen_for
 from verl_tool.gateway.program.workspace_verifier import WorkspaceCopy, WorkspaceVerifier, check_workdir
 from verl_tool.gateway.session import AgentSession, with_fault
-from verl_tool.protocol import WORKSPACE_IMAGE_FIELD, Fault, FaultKind
+from verl_tool.protocol import (
+    ENVIRONMENT_FIELD,
+    FILES_FIELD,
+    WORKSPACE_IMAGE_FIELD,
+    WORKSPACE_LIMITS_FIELD,
+    Fault,
+    FaultKind,
+)
 from verl_tool.sandbox.backends.providers import find_provider
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
 from verl_tool.verification import AnyVerification, EnvironmentVerification, Verdict, Verification, reward_in
+from verl_tool.workspace_limits import NO_LIMITS, WorkspaceLimits
 
 PROGRAM = "agent_program"
 """Of a record's ``extra``: how the program ended."""
@@ -48,6 +56,8 @@ class AgentTask:
     """The whole conversation; empty: the text is all. No other column: it may hold the answer."""
     image: str | None = None
     """Its own image, in place of the program's."""
+    limits: WorkspaceLimits = NO_LIMITS
+    """Of its container, in place of the program's."""
     verification: Verification | None = None
     """What checks its working directory at the end. It does not reach the program."""
     environment: Mapping[str, Any] | None = None
@@ -57,16 +67,16 @@ class AgentTask:
     def of_row(
         cls,
         messages: Sequence[Mapping[str, Any]],
-        files: Any,
+        sent: Mapping[str, Any],
         verification: AnyVerification | None,
         where: str,
-        image: Any = None,
-        environment: Mapping[str, Any] | None = None,
+        *,
         judges: bool = False,
     ) -> AgentTask:
-        """files, environment: as `build_call_extra` gives them. image: ``workspace_image`` of its ``tools_kwargs``.
-        judges: the program plays in environments. Raises ConfigError for a row without text, with an image that is no
-        name, and if only one of row and program is for an environment."""
+        """sent: its ``tools_kwargs``, as `build_call_extra` gives them. judges: the program plays in environments.
+        Raises ConfigError for a row without text, with an image that is no name, with limits that are none, and if only
+        one of row and program is for an environment."""
+        environment, image, files = (sent.get(name) for name in (ENVIRONMENT_FIELD, WORKSPACE_IMAGE_FIELD, FILES_FIELD))
         if environment is not None and not judges:
             words = "it takes the agent loop, or a program that judges (gateway.program.preset=verifiers)"
             raise ConfigError(f"{where} has tools_kwargs.environment, which gateway.program does not play in; {words}")
@@ -82,9 +92,12 @@ class AgentTask:
             raise ConfigError(
                 f"{where}: tools_kwargs.{WORKSPACE_IMAGE_FIELD}={image!r:.100} is not the name of an image"
             )
+        limits = WorkspaceLimits.parse(
+            sent.get(WORKSPACE_LIMITS_FIELD), f"{where}: tools_kwargs.{WORKSPACE_LIMITS_FIELD}"
+        )
         contents = {name: file.content for name, file in unpacked.items()}
         executable = tuple(name for name, file in unpacked.items() if file.executable)
-        return cls(str(texts[-1]["content"]), contents, executable, texts, image, verification, environment)
+        return cls(str(texts[-1]["content"]), contents, executable, texts, image, limits, verification, environment)
 
 
 @dataclass(frozen=True)
@@ -142,7 +155,7 @@ class AgentHost:
             result: ProgramResult | str
             containers: ProgramContainers | None = None
             try:
-                place = self.program.choose_place(self._sandbox, task.image)
+                place = self.program.choose_place(self._sandbox, task.image, task.limits)
                 if isinstance(place, ProgramContainers):
                     containers = place
                     if copy is not None:

@@ -21,10 +21,12 @@ from verl_tool.gateway.inside.python_program import ROW_FILE
 from verl_tool.gateway.presets import MCP_PRESETS, PRESETS
 from verl_tool.gateway.program.container_program import ContainerOptions, ContainerService, ProgramContainers
 from verl_tool.gateway.program.workspace_verifier import COPY_SECONDS, WorkspaceCopy
-from verl_tool.protocol import WORKSPACE_IMAGE_FIELD
+from verl_tool.protocol import WORKSPACE_IMAGE_FIELD, WORKSPACE_LIMITS_FIELD
 from verl_tool.sandbox.backends.resident_client import ResidentProgram
+from verl_tool.sandbox.backends.row_limits import check_row_limits
 from verl_tool.sandbox.limits import Limits
 from verl_tool.sandbox.sandboxed_service import RunningService, SandboxedService, ServiceSandbox
+from verl_tool.workspace_limits import NO_LIMITS, WorkspaceLimits
 
 PORT = 8000
 """Of the gateway, on the loopback device of each program's sandbox."""
@@ -116,18 +118,26 @@ class AgentProgram(BaseModel):
             disk_files=_DISK_FILES,
         )
 
-    def choose_place(self, sandbox: ServiceSandbox, row_image: str | None = None) -> ServiceSandbox | ProgramContainers:
-        """Where it runs: in `sandbox`, or in containers. row_image: a row's own, in place of `image`.
+    def choose_place(
+        self, sandbox: ServiceSandbox, row_image: str | None = None, row_limits: WorkspaceLimits = NO_LIMITS
+    ) -> ServiceSandbox | ProgramContainers:
+        """Where it runs: in `sandbox`, or in containers. row_image, row_limits: a row's own, in place of the program's.
 
-        Raises ConfigError if the program has none.
+        Raises ConfigError if the program has no image, or a row requests more than it allows.
         """
-        if self.image is None and row_image is None:
-            return sandbox
-        if self.image is None:
-            raise ConfigError(
-                f"tools_kwargs.{WORKSPACE_IMAGE_FIELD}={row_image!r:.100} needs gateway.program.image, the default"
+        if self.image is not None:
+            options, memory_mb = self.container, self.memory_bytes >> 20
+            check_row_limits(
+                row_limits,
+                options.max_row_cpus or options.cpus,
+                options.max_row_memory_mb or memory_mb,
+                options.allowed_hosts,
             )
-        return ProgramContainers(row_image or self.image, self.container, self.limits)
+            return ProgramContainers(row_image or self.image, options, self.limits, row_limits)
+        for name, value in ((WORKSPACE_IMAGE_FIELD, row_image), (WORKSPACE_LIMITS_FIELD, row_limits)):
+            if value not in (None, NO_LIMITS):
+                raise ConfigError(f"tools_kwargs.{name}={value!r:.100} needs gateway.program.image, the default")
+        return sandbox
 
     def resolve(self) -> AgentProgram:
         """The program with its preset filled in. Raises ConfigError if it names none or several, a preset that is not

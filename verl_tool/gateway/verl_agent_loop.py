@@ -25,7 +25,7 @@ from verl_tool.gateway.gateway_app import Gateway, GatewayOptions
 from verl_tool.gateway.mcp_tools import GatewayTools
 from verl_tool.gateway.session import SessionModel
 from verl_tool.gateway.settings import GatewaySettings
-from verl_tool.protocol import ENVIRONMENT_FIELD, FILES_FIELD, WORKSPACE_IMAGE_FIELD
+from verl_tool.protocol import ENVIRONMENT_FIELD, WORKSPACE_IMAGE_FIELD, WORKSPACE_LIMITS_FIELD
 from verl_tool.verification import verification_of
 
 
@@ -79,13 +79,11 @@ class GatewayAgentLoop(VerlToolAgentLoop):
         where = f"row {'?' if index is None else index} of the data"
         listed = listed_tools(tools_kwargs, row.get("extra_info"), where)
         extra = build_call_extra(tools_kwargs, listed, where)
-        environment, image = extra.pop(ENVIRONMENT_FIELD, None), extra.pop(WORKSPACE_IMAGE_FIELD, None)
-        verification = verification_of(row.get("reward_model"), where, in_environment=environment is not None)
+        verification = verification_of(row.get("reward_model"), where, in_environment=ENVIRONMENT_FIELD in extra)
         host = self._host()
-        judges = host.agents.program.judges
-        task = AgentTask.of_row(
-            raw_prompt, extra.get(FILES_FIELD), verification, where, image, environment, judges=judges
-        )
+        task = AgentTask.of_row(raw_prompt, extra, verification, where, judges=host.agents.program.judges)
+        for name in (ENVIRONMENT_FIELD, WORKSPACE_IMAGE_FIELD, WORKSPACE_LIMITS_FIELD):  # not of the tools over MCP
+            extra.pop(name, None)
         await host.agents.start()
         async with host.slots:
             sampling = {**sampling_params, **host.session_options.sampling}

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from verl_tool.errors import ConfigError
+from verl_tool.sandbox.backends.egress import EgressProxy, narrow_hosts
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -222,7 +223,18 @@ def _policy(phase: AgentTable | VerifierTable, config: TaskConfig) -> tuple[str,
     table = config.environment if phase.network_mode is None else phase
     legacy = "public" if config.environment.allow_internet else "no-network"
     mode = table.network_mode or ("allowlist" if table.allowed_hosts else legacy)
-    return ("*",) if mode == "public" else tuple(table.allowed_hosts or ()) if mode == "allowlist" else ()
+    if mode != "allowlist":
+        return ("*",) if mode == "public" else ()
+    hosts = [f"[{host}]" if host.count(":") > 1 and "/" not in host else host for host in table.allowed_hosts or ()]
+    try:
+        EgressProxy(hosts)
+    except ConfigError as error:
+        raise ConfigError(f"{CONFIG}: {error}") from None
+    try:
+        return narrow_hosts(("*",), hosts)
+    except ConfigError:
+        words = "a port, or an address that is not public; a task reaches public hosts at the ports 80 and 443"
+        raise ConfigError(f"{CONFIG}: allowed_hosts {hosts!r:.200} has {words}") from None
 
 
 def _requested_networks(config: TaskConfig) -> Iterator[str]:

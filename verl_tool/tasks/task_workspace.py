@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
@@ -59,7 +58,7 @@ class TaskWorkspaces:
         settings = ContainerSettings(
             self.builder.engine.command,
             self.images[task.name].name,
-            cpus=min(environment.cpus or 1.0, os.cpu_count() or 1),
+            cpus=environment.cpus or 1.0,
             writable=True,
             folders=(_SOLUTION_FOLDER,),
             allowed_hosts=task.allowed_hosts,

@@ -47,7 +47,6 @@ from verl_tool.gateway.agent_host import PROGRAM, AgentHost, AgentTask, finish_s
 from verl_tool.gateway.agent_program import AgentProgram
 from verl_tool.gateway.gateway_app import Gateway
 from verl_tool.gateway.session import SessionModel
-from verl_tool.protocol import FILES_FIELD
 
 CHAT_TEMPLATE = (Path(__file__).parents[1] / "function_calling" / "chat_template.jinja").read_text(encoding="utf-8")
 THERE, ELSEWHERE = "That box.", "Any box."
@@ -127,8 +126,7 @@ async def play(
         async with slots:
             session = gateway.open_session()
             way_of[session.id] = way
-            files = row["extra_info"]["tools_kwargs"][FILES_FIELD]
-            task = AgentTask.of_row(row["prompt"], files, None, f"row {number}")
+            task = AgentTask.of_row(row["prompt"], row["extra_info"]["tools_kwargs"], None, f"row {number}")
             rollout = await host.run(session, task, partial(finish_session, session))
             if rollout.extra[PROGRAM].get("exit_code") != 0:
                 raise SystemExit(f"the agent failed: {rollout.extra[PROGRAM]}")

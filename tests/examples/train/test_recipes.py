@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 from omegaconf import DictConfig, OmegaConf, open_dict  # noqa: E402
 from pydantic import ValidationError  # noqa: E402
 from quick_compose import quick_compose  # noqa: E402
+from rich.console import Console  # noqa: E402
 from verl.experimental.reward_loop import reward_manager  # noqa: E402
 from verl.trainer.config.algorithm import RolloutCorrectionConfig  # noqa: E402
 from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
@@ -35,7 +36,7 @@ from verl_tool.trainer import main_ppo  # noqa: E402
 from verl_tool.trainer.composition import leaves  # noqa: E402
 from verl_tool.trainer.config_validation import tools_of  # noqa: E402
 from verl_tool.trainer.main_ppo import quoted  # noqa: E402
-from verl_tool.trainer.recipe import commands  # noqa: E402
+from verl_tool.trainer.recipe import commands, make_tool_data  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -324,6 +325,16 @@ def test_the_small_form_of_swe_runs_in_the_sandbox_or_in_containers(monkeypatch,
     assert {tool.options.timeout_seconds for tool in tools} == {3}
 
 
+@pytest.mark.parametrize("script", ["terminal/train.sh", "swe/train.sh"])
+def test_the_step_that_makes_an_image_is_done_once(monkeypatch, tmp_path, script):
+    monkeypatch.setenv("ENGINE", "sandbox")
+    config = composed(script, f"run_dir={tmp_path}", PROFILE="cpu")
+    with (tmp_path / "console").open("w") as file:
+        made = [make_tool_data(config, Console(file=file)) for _ in range(2)]
+    assert made == [True, False]
+    assert (tmp_path / "image" / "image.txt").read_text() == "none: sandbox\n"
+
+
 @pytest.mark.parametrize(("profile", "image", "writable"), [("gpu", "", True), ("cpu", "a:1", False)])
 def test_tasks_of_the_terminal_recipe_run_in_containers(monkeypatch, profile, image, writable):
     variables = {"ENGINE": "podman", "IMAGE": "a:1", "TASK_BASE_IMAGE": "*=b:1", "TASK_NETWORK": "--network"}
@@ -337,14 +348,18 @@ def test_tasks_of_the_terminal_recipe_run_in_containers(monkeypatch, profile, im
     assert ("--images" in command) == (profile == "gpu")
     if profile == "gpu":
         assert {(each.allowed_hosts, each.max_memory_mb) for each in options} == {(("pypi.org",), 4096)}
+        assert {(each.max_row_cpus, each.max_row_memory_mb) for each in options} == {(8.0, 16384)}
 
 
 @pytest.mark.parametrize(("engine", "image"), [("", None), ("podman", "python:3.12")])
 def test_the_agent_s_tasks_run_where_their_images_are_built(monkeypatch, tmp_path, engine, image):
-    monkeypatch.setenv("ENGINE", engine or "sandbox")
+    for name, value in {"ENGINE": engine or "sandbox", "ALLOWED_HOSTS": '["*.pypi.org:443"]', "TASK_CPUS": "2"}.items():
+        monkeypatch.setenv(name, value)
     config = composed("unmodified_agent/train.sh", f"gateway.program.install={tmp_path}", PROFILE="gpu")
     main_ppo.complete(config)
     program = config.gateway.program
+    assert (list(program.container.allowed_hosts), program.container.cpus) == (["*.pypi.org:443"], 2)
+    assert (program.container.max_row_cpus, program.container.max_row_memory_mb) == (8, 16384)
     assert (program.image, program.container.engine) == (image, engine or "docker")
     assert program.container.writable == bool(engine)
     [command] = commands(config, "make_data")

@@ -30,6 +30,7 @@ from verl_tool.gateway.session import SessionModel
 from verl_tool.sandbox.backends.providers.orphans import OWNER_LABEL, owner
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
 from verl_tool.servers.cluster.direct_server import DirectServer
+from verl_tool.workspace_limits import NO_LIMITS, WorkspaceLimits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -71,12 +72,17 @@ class Place:
         self.session = self.gateway.open_session()
 
     async def run(
-        self, *command: str, files: dict[str, bytes] | None = None, row_image: str | None = None, **options: Any
+        self,
+        *command: str,
+        files: dict[str, bytes] | None = None,
+        row_image: str | None = None,
+        row_limits: WorkspaceLimits = NO_LIMITS,
+        **options: Any,
     ) -> ProgramResult:
         fields = {"command": command, "seconds": 60, "image": self.image, "memory_bytes": 512 << 20, **options}
         fields["container"] = {"engine": self.engine, **options.get("container", {})}
         program = AgentProgram.model_validate(fields)
-        place = program.choose_place(ServiceSandbox(), row_image)
+        place = program.choose_place(ServiceSandbox(), row_image, row_limits)
         assert isinstance(place, ProgramContainers)
         return await run_program(place, program, self.session, self.socket, "say hello", files)
 
@@ -119,6 +125,64 @@ async def test_a_program_reaches_its_session_and_nothing_else(place: Place, monk
     rollout = await place.session.finish(1.0)
     assert (len(rollout.rows), rollout.num_turns) == (1, 1)
     assert place.containers() == []
+
+
+FETCHES = """
+import http.client, sys
+for port in sys.argv[1:]:
+    connection = http.client.HTTPConnection("127.0.0.1", 3128, timeout=20)
+    connection.request("GET", f"http://127.0.0.1:{port}/a")
+    answer = connection.getresponse()
+    print(answer.status, answer.read().decode())
+"""
+
+
+async def test_a_program_reaches_its_session_and_the_hosts_of_its_row(place: Place) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nwell")
+        writer.close()
+
+    listeners = [await asyncio.start_server(serve, "127.0.0.1", 0) for _ in range(2)]
+    ports = [str(listener.sockets[0].getsockname()[1]) for listener in listeners]
+    hosts = tuple(f"127.0.0.1:{port}" for port in ports)
+    place.generator.turns = ["Hello.<|im_end|>"]
+    try:
+        command = ("python3", "-c", f"{FETCHES.replace('argv[1:]', 'argv[2:]')}\n{ASKS}", "{task}", *ports)
+        limits = WorkspaceLimits(allowed_hosts=hosts[:1], memory_mb=256)
+        options = {"container": {"allowed_hosts": hosts}, "files": {"in/a.txt": b"given"}}
+        result = await place.run(*command, row_limits=limits, keep_files=["answer.txt"], **options)
+        assert result.output == f"200 well\n403 {hosts[1]} is not among the allowed hosts\n\ngiven False /box/work\n"
+        assert result.files == {"answer.txt": "Hello."}
+        with pytest.raises(ConfigError, match="only narrow"):
+            await place.run("true", row_limits=WorkspaceLimits(allowed_hosts=("*",)), **options)
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+def test_a_row_s_limits_are_those_of_program_and_verifier() -> None:
+    container = {"cpus": 0.5, "max_row_cpus": 2, "max_row_memory_mb": 8192}
+    fields = {"command": ["x"], "image": "a", "memory_bytes": 1 << 30, "container": container}
+    program = AgentProgram.model_validate(fields)
+    limits = WorkspaceLimits(cpus=2, memory_mb=8192)
+    place = program.choose_place(ServiceSandbox(), "b", limits)
+    assert isinstance(place, ProgramContainers)
+    made = place.container(workdir="/srv")
+    assert (made._settings.image, made._settings.cpus, made.limits.memory_bytes) == ("b", 2, 8 << 30)
+    for more in (WorkspaceLimits(cpus=2.5), WorkspaceLimits(memory_mb=8193), WorkspaceLimits(allowed_hosts=("a.b",))):
+        with pytest.raises(ConfigError):
+            program.choose_place(ServiceSandbox(), "b", more)
+    with pytest.raises(ConfigError, match=r"workspace_limits=.* needs gateway\.program\.image"):
+        AgentProgram(command=("x",)).choose_place(ServiceSandbox(), None, limits)
+    with pytest.raises(ValueError, match="is no host"):
+        ContainerOptions(allowed_hosts=("http://pypi.org",))
+    messages = [{"role": "user", "content": "x"}]
+    assert (
+        AgentTask.of_row(messages, {"workspace_limits": {"cpus": 2, "memory_mb": 8192}}, None, "row 7").limits == limits
+    )
+    with pytest.raises(ConfigError, match=r"^row 7: tools_kwargs\.workspace_limits\.cpus is -1"):
+        AgentTask.of_row(messages, {"workspace_limits": {"cpus": -1}}, None, "row 7")
 
 
 def command_lines() -> bytes:
@@ -230,9 +294,9 @@ def test_a_row_names_its_image() -> None:
     assert isinstance(place, ProgramContainers)
     assert place.image == "b"
     messages = [{"role": "user", "content": "x"}]
-    assert AgentTask.of_row(messages, None, None, "row 7", "b").image == "b"
+    assert AgentTask.of_row(messages, {"workspace_image": "b"}, None, "row 7").image == "b"
     with pytest.raises(ConfigError, match=r"row 7: tools_kwargs\.workspace_image=3 is not the name"):
-        AgentTask.of_row(messages, None, None, "row 7", 3)
+        AgentTask.of_row(messages, {"workspace_image": 3}, None, "row 7")
 
 
 def test_an_engine_on_other_machines_is_rejected() -> None:

@@ -28,6 +28,7 @@ from verl_tool.gateway.program import workspace_verifier
 from verl_tool.gateway.program.container_program import ContainerOptions, ProgramContainers
 from verl_tool.gateway.program.workspace_verifier import WorkspaceCopy
 from verl_tool.gateway.session import SessionModel
+from verl_tool.protocol import FILES_FIELD
 from verl_tool.sandbox import RunResult, SandboxPool
 from verl_tool.sandbox.backends import Container
 from verl_tool.sandbox.isolation.levels import Level, strongest
@@ -117,7 +118,7 @@ async def run(code: str, check: Verification | None = None, files: object = FILE
 
     fields = {"command": ("python3", "-c", ASKS + code), "seconds": 30, "memory_bytes": 512 << 20, **options}
     host = AgentHost(gateway.app(for_agents=True), AgentProgram.model_validate(fields))
-    task = AgentTask.of_row([{"role": "user", "content": "go"}], files, check or verification(), "row 7")
+    task = AgentTask.of_row([{"role": "user", "content": "go"}], {FILES_FIELD: files}, check or verification(), "row 7")
     try:
         await host.start()
         return await host.run(session, task, partial(finish_session, session))

@@ -11,7 +11,7 @@ from containers import REAL_IMAGE, real, stand_in
 
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox.backends import Container, ContainerSettings
-from verl_tool.sandbox.backends.egress import EgressProxy, ProxyRefusedError, _is_public
+from verl_tool.sandbox.backends.egress import EgressProxy, ProxyRefusedError, _is_public, narrow_hosts
 from verl_tool.sandbox.limits import SessionLimits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -128,6 +128,12 @@ async def test_there_is_no_proxy_without_allowed_hosts(settings: tuple[str, str]
         (("*.pypi.org",), "pypi.org", 443, False),
         (("*",), "anything.example", 443, True),
         (("[::1]:8080",), "::1", 8080, True),
+        (("192.0.2.0/24",), "192.0.2.7", 443, True),
+        (("192.0.2.0/24",), "192.0.2.7", 8080, False),
+        (("192.0.2.0/24",), "192.0.3.7", 443, False),
+        (("192.0.2.0/24",), "name.example", 443, False),
+        (("2001:db8::/32",), "2001:db8::7", 80, True),
+        (("2001:db8::/32",), "192.0.2.7", 80, False),
     ],
 )
 def test_hosts_are_matched_whole_with_their_port(hosts: tuple[str, ...], host: str, port: int, allowed: bool) -> None:
@@ -166,6 +172,50 @@ async def test_what_is_no_name_is_answered(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_no_host_is_rejected() -> None:
-    for host in ("http://pypi.org", "a b", "", "pypi.org/simple", "pypi.org:port"):
+    for host in ("http://pypi.org", "a b", "", "pypi.org/simple", "pypi.org:port", "192.0.2.1/24", "::1"):
         with pytest.raises(ConfigError, match="is no host"):
             ContainerSettings("docker", "any", allowed_hosts=(host,))
+
+
+SERVER = ("example.org", "*.example.org", "10.0.0.1:8080", "[::1]:90")
+
+
+def test_a_row_only_narrows_the_servers_list() -> None:
+    for hosts in ([], ["a.example.org"], ["*.b.example.org"], ["EXAMPLE.org:443"], ["10.0.0.1:8080"], ["[::1]:90"]):
+        assert narrow_hosts(SERVER, hosts) == tuple(hosts)
+    for host in ("*", "*.org", "example.org:8080", "10.0.0.1", "10.0.0.1:80", "badexample.org", "[::1]", "a:b:c"):
+        with pytest.raises(ConfigError, match="only narrow"):
+            narrow_hosts(SERVER, [host])
+    with pytest.raises(ConfigError):
+        narrow_hosts((), ["example.org"])
+
+
+def test_no_pattern_stands_for_an_address_that_is_not_public() -> None:
+    """Tasks of others bring their hosts: with ``*`` they must not reach the machine of the tool server."""
+    for host in ("127.0.0.1", "10.0.0.5:80", "169.254.169.254", "[::1]", "[::ffff:10.0.0.1]"):
+        with pytest.raises(ConfigError, match="only narrow"):
+            narrow_hosts(["*", "*:8080", "1*", "10.0.0.0/8", "[[]*"], [host])
+        assert narrow_hosts([host], [host])
+    assert narrow_hosts(["*"], ["1.1.1.1", "pypi.org", "*.org", "[2606:4700::1111]", "1.1.1.0/24"])
+    assert narrow_hosts(["1.0.0.0/8", "2606::/16"], ["1.1.1.1", "1.1.0.0/16", "[2606:4700::1111]"])
+    for host in ("8.8.8.8", "1.0.0.0/7", "1.1.1.1:8080", "[2607:4700::1111]", "one.example"):
+        with pytest.raises(ConfigError, match="only narrow"):
+            narrow_hosts(["1.0.0.0/8", "2606::/16"], [host])
+
+
+async def test_a_range_has_only_its_public_addresses() -> None:
+    with pytest.raises(ProxyRefusedError, match="no public address"):
+        await EgressProxy(["127.0.0.0/8"])._connected("127.0.0.1", 80)
+
+
+@pytest.mark.parametrize("host", ["10.*", "127.1", "2130706433", "0x7f.1"])
+async def test_another_way_to_write_an_address_does_not_list_it(
+    host: str, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
+    async def resolved(*_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(2, 1, 6, "", ("127.0.0.1", server.port))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
+    hosts = narrow_hosts(["*"], [host])
+    with pytest.raises(ProxyRefusedError, match="no public address"):
+        await EgressProxy(hosts)._connected(host.replace("*", "0.0.5"), 80)

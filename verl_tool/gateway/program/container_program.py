@@ -1,4 +1,5 @@
-"""Agent programs in containers: with the files of an image, no network, and the gateway's socket."""
+"""Agent programs in containers: with the files of an image, the gateway's socket, and no network but the allowed
+hosts."""
 
 from __future__ import annotations
 
@@ -6,13 +7,17 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from verl_tool.errors import ConfigError
 from verl_tool.sandbox.backends import Container, ContainerSettings
+from verl_tool.sandbox.backends.egress import EgressProxy
 from verl_tool.sandbox.backends.providers import ELSEWHERE, find_provider
 from verl_tool.sandbox.backends.providers.images import image_settings
 from verl_tool.sandbox.backends.resident_client import ResidentProgram
+from verl_tool.sandbox.backends.row_limits import apply_row_limits
 from verl_tool.sandbox.inside.wire import WORK_DIRECTORY
 from verl_tool.sandbox.limits import Limits, SessionLimits
 from verl_tool.sandbox.sandboxed_service import SandboxedService
+from verl_tool.workspace_limits import MIN_MEMORY_MB, NO_LIMITS, WorkspaceLimits
 
 
 class ContainerOptions(BaseModel):
@@ -24,6 +29,12 @@ class ContainerOptions(BaseModel):
     """``docker``, ``podman``, or another program that understands the same arguments."""
     cpus: float = Field(default=1.0, gt=0)
     """CPU time a second, of all its processes together."""
+    max_row_cpus: float | None = Field(default=None, gt=0)
+    """What a row may request as ``cpus`` of its ``workspace_limits``, in place of `cpus`. None: up to `cpus`."""
+    max_row_memory_mb: int | None = Field(default=None, ge=MIN_MEMORY_MB)
+    """What a row may request as ``memory_mb``, in place of the program's ``memory_bytes``. None: up to that."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts that its processes reach over a proxy, in addition to the gateway."""
     workdir: str = ""
     """Where the program starts; the row's files are written there. Defaults to the image's working directory if
     `writable`, else to a folder in memory, ``/box/work``."""
@@ -41,6 +52,15 @@ class ContainerOptions(BaseModel):
             )
         return engine
 
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            EgressProxy(hosts)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return hosts
+
 
 @dataclass(frozen=True)
 class ProgramContainers:
@@ -49,6 +69,30 @@ class ProgramContainers:
     image: str
     options: ContainerOptions
     limits: Limits
+    row_limits: WorkspaceLimits = NO_LIMITS
+    """In place of those of `options` and `limits`."""
+
+    def container(self, readable: tuple[str, ...] = (), workdir: str = "", folders: tuple[str, ...] = ()) -> Container:
+        """Return a container that has not been started; the arguments are of `ContainerSettings`."""
+        options, bounds = self.options, self.limits
+        settings = ContainerSettings(
+            options.engine,
+            self.image,
+            options.cpus,
+            readable,
+            options.writable,
+            workdir=workdir,
+            folders=folders,
+            allowed_hosts=options.allowed_hosts,
+        )
+        limits = SessionLimits(
+            memory_bytes=bounds.memory_bytes,
+            processes=bounds.processes,
+            open_files=bounds.open_files,
+            disk_bytes=bounds.disk_bytes,
+            disk_files=bounds.disk_files,
+        )
+        return Container(*apply_row_limits(self.row_limits, settings, limits))
 
     async def find_workdir(self) -> str:
         """Return where its programs start. Raises as `spawn`."""
@@ -60,18 +104,7 @@ class ProgramContainers:
     async def spawn(self, service: SandboxedService, line_bytes: int) -> ContainerService:
         """Start a service with the environment of the image and its own; `readable` is at the same paths. Raises
         ConfigError if there is no such engine, and SandboxError if the container cannot be started."""
-        bounds = self.limits
-        limits = SessionLimits(
-            memory_bytes=bounds.memory_bytes,
-            processes=bounds.processes,
-            open_files=bounds.open_files,
-            disk_bytes=bounds.disk_bytes,
-        )
-        options = self.options
-        settings = ContainerSettings(
-            options.engine, self.image, options.cpus, tuple(dict.fromkeys(service.readable)), options.writable
-        )
-        container = Container(settings, limits)
+        container = self.container(tuple(dict.fromkeys(service.readable)))
         await container.start()
         try:
             workdir = await self.find_workdir()

@@ -16,7 +16,7 @@ from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.gateway.program.container_program import ProgramContainers
 from verl_tool.protocol import Fault, FaultKind
 from verl_tool.sandbox import Level, Policy, RunResult, SandboxPool, SessionLimits
-from verl_tool.sandbox.backends import Container, ContainerSettings
+from verl_tool.sandbox.backends import Container
 from verl_tool.sandbox.inside.wire import WORK_DIRECTORY
 from verl_tool.sandbox.limits import Limits
 from verl_tool.servers.tools.workspace.layout import lay_out
@@ -150,15 +150,7 @@ class WorkspaceVerifier:
         options = containers.options
         workdir = await containers.find_workdir()
         check_workdir(workdir, options.writable)
-        settings = ContainerSettings(
-            options.engine,
-            containers.image,
-            options.cpus,
-            writable=options.writable,
-            workdir=workdir,
-            folders=(TESTS, _LOGS_ROOT),
-        )
-        async with Container(settings, self._limits) as container:
+        async with containers.container(workdir=workdir, folders=(TESTS, _LOGS_ROOT)) as container:
             fill = ["bash", "-c", _REPLACE, "bash", workdir]
             variables = await container.trusted_variables((workdir,))
             unpacked = await container.exec(

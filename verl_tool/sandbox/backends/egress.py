@@ -27,6 +27,7 @@ VARIABLES = {
     for name, value in ((proxy, url), (proxy.upper(), url), ("no_proxy", "localhost,127.0.0.1"))
 }
 _PATTERN = re.compile(r"[A-Za-z0-9.*_-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _PORTS = (80, 443)
 """Of a host that is listed without one."""
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
@@ -65,12 +66,14 @@ class EgressProxy:
     """Serves the connections of one container, or of one browser context. `close` it."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
-        """hosts: names or patterns (``*.example.org``), with a port or for 80 and 443. An address that is not public is
-        reached only if it is listed itself. Raises ConfigError for one that is no host."""
+        """hosts: names or patterns (``*.example.org``), with a port or for 80 and 443, and ranges of public addresses
+        (``192.0.2.0/24``). An address that is not public is reached only if it is listed itself. Raises ConfigError for
+        one that is no host."""
         for host in hosts:
-            if not _PATTERN.fullmatch(host):
+            if _network(host) is None and not _PATTERN.fullmatch(host):
                 raise ConfigError(
-                    f"allowed_hosts: {host!r} is no host; write a name, *.name or an address, with a :port"
+                    f"allowed_hosts: {host!r} is no host; write a name, *.name or an address, with a :port, or a range "
+                    "such as 192.0.2.0/24"
                 )
         self._hosts = tuple(hosts)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -148,11 +151,59 @@ class EgressProxy:
             name, listed = _split(pattern)
             if fnmatchcase(host.lower(), name.lower()) and (port == listed or (not listed and port in _PORTS)):
                 return True
-        return False
+        address, networks = _address(host), map(_network, self._hosts)
+        return address is not None and port in _PORTS and any(address in network for network in networks if network)
 
     def _names(self, address: str, port: int) -> bool:
         """Whether an address is listed itself."""
         return any(_split(pattern) in ((address, 0), (address, port)) for pattern in self._hosts)
+
+
+def narrow_hosts(allowed: Sequence[str], row: Sequence[str]) -> tuple[str, ...]:
+    """Return the hosts of a row, each of which the server's list must cover. Raises ConfigError for another one."""
+    for host in row:
+        if not any(_covers(pattern, host) for pattern in allowed):
+            raise ConfigError(
+                f"the row allows the host {host!r:.100}, which the server's allowed_hosts={list(allowed)} does not "
+                "cover; a row may only narrow that list"
+            )
+    return tuple(row)
+
+
+def _covers(pattern: str, host: str) -> bool:
+    name, port = _split_written(pattern)
+    other, other_port = _split_written(host)
+    if other_port not in ((port,) if port else (0, *_PORTS)):
+        return False
+    address = _address(other.strip("[]"))
+    if address is not None and not _is_public(str(address)):  # it would be listed itself, and so reached
+        return other.lower() == name.lower()
+    listed, network = _network(pattern), _network(host) or (address and ipaddress.ip_network(address))
+    if listed is not None and network is not None:
+        return listed.version == network.version and network.subnet_of(listed)  # type: ignore[arg-type]
+    return fnmatchcase(other.lower(), name.lower()) or other.lower() == name.lower()
+
+
+def _network(text: str) -> Network | None:
+    """A range of addresses, such as ``192.0.2.0/24``; None for a host."""
+    try:
+        return ipaddress.ip_network(text) if "/" in text else None
+    except ValueError:
+        return None
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def _split_written(host: str) -> tuple[str, int]:
+    """A name or address with its brackets, and its port, 0 without one, or -1 if that is no number."""
+    whole = "/" in host or host.endswith("]") or ":" not in host
+    name, _, port = (host, "", "0") if whole else host.rpartition(":")
+    return name, int(port) if port.isdigit() else -1
 
 
 def _is_public(address: str) -> bool:
@@ -168,7 +219,9 @@ def _is_public(address: str) -> bool:
 
 
 def _split(pattern: str) -> tuple[str, int]:
-    """A listed host, and its port or 0."""
+    """A listed host or range, and its port or 0."""
+    if "/" in pattern:
+        return pattern, 0
     if pattern.startswith("["):
         name, _, port = pattern[1:].partition("]")
         return name, int(port[1:] or 0)

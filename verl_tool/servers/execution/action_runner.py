@@ -27,6 +27,7 @@ from verl_tool.protocol import (
     VERDICT_FIELD,
     VERIFY_FIELD,
     WORKSPACE_IMAGE_FIELD,
+    WORKSPACE_LIMITS_FIELD,
     FaultKind,
     StepRequest,
     StepResult,
@@ -201,8 +202,8 @@ class ActionRunner:
                 return await self._verify(trajectory, request, admission, deadline)
             if VERDICT_FIELD in request.extra:
                 return await self._judge(trajectory, request, admission)
-            for name in (FILES_FIELD, WORKSPACE_IMAGE_FIELD):
-                if name in request.extra:
+            for name in (FILES_FIELD, WORKSPACE_IMAGE_FIELD, WORKSPACE_LIMITS_FIELD):
+                if request.extra.get(name) is not None:
                     await self._open(self._tool_with_workspace(name), trajectory, request, admission, deadline)
             for kind, tool in self._tools_by_kind:
                 if _FIELDS[kind] in request.extra:

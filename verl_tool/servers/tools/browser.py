@@ -19,13 +19,12 @@ from verl_tool.browser.action_syntax import ActionSyntaxError, BrowserAction, pa
 from verl_tool.browser.actions import bind, validate_address
 from verl_tool.browser.browser_session import BrowserLimits, BrowserLostError, BrowserSession, StepOutcome
 from verl_tool.browser.chromium import BrowserSettings, Chromium
-from verl_tool.browser.egress_router import narrow_hosts
 from verl_tool.content.parts import read_media
 from verl_tool.errors import ConfigError, ToolFault, VerlToolError
 from verl_tool.formats import ALL_FORMATS, WEBARENA, Call, Tag, guard
 from verl_tool.formats.tags import NAME_TAGS, OwnTagFormat
 from verl_tool.protocol import FaultKind
-from verl_tool.sandbox.backends.egress import EgressProxy
+from verl_tool.sandbox.backends.egress import EgressProxy, narrow_hosts
 from verl_tool.sandbox.isolation.levels import Level
 from verl_tool.servers.tools.base import Context, InvalidCall, Tool, ToolOptions, ToolResult
 

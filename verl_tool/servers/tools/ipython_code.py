@@ -39,7 +39,8 @@ MAX_FIGURES = 8
 """Of one cell that are shown."""
 _LONG_CHARACTERS = 16 << 10
 """A longer cell is read in a thread: one of magics alone takes half a microsecond a character."""
-_MARK = re.compile(FIGURE_MARK % r"(\d{1,5})" + "\n?")
+_MARK_OF = FIGURE_MARK % "(%s)" + "\n?"
+_MARK = re.compile(_MARK_OF % r"\d{1,5}")
 
 
 class IPythonCodeOptions(WorkspaceOptions):
@@ -134,13 +135,15 @@ def _images(figures: Mapping[int, bytes]) -> dict[int, ImagePart]:
 
 
 def _in_order(written: str, images: Mapping[int, ImagePart]) -> Iterator[str | MediaPart]:
-    left = dict(images)
-    # Texts, and between them the numbers of figures.
-    for place, piece in enumerate(_MARK.split(written)):
-        if place % 2 == 0:
-            yield piece
-        elif int(piece) in left:
-            yield left.pop(int(piece))
+    left, position = dict(images), 0
+    while left:  # a program may have written a million marks
+        mark = re.search(_MARK_OF % "|".join(map(str, left)), written[position:])
+        if mark is None:
+            break
+        yield _MARK.sub("", written[position : position + mark.start()])
+        yield left.pop(int(mark[1]))
+        position += mark.end()
+    yield _MARK.sub("", written[position:])
     yield from left.values()
 
 

@@ -17,14 +17,22 @@ from toy_tools import until
 
 from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import ConfigError, LateError, SandboxError, ToolFault
-from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD, FaultKind, StepRequest
+from verl_tool.protocol import (
+    FILES_FIELD,
+    VERIFY_FIELD,
+    WORKSPACE_IMAGE_FIELD,
+    WORKSPACE_LIMITS_FIELD,
+    FaultKind,
+    StepRequest,
+)
 from verl_tool.sandbox import SandboxPool, SessionLimits
 from verl_tool.sandbox.backends import Container, ContainerPool, ContainerSettings, container_pool
 from verl_tool.servers.execution.toolset import ToolSet
 from verl_tool.servers.tools import load_tools
 from verl_tool.servers.tools.workspace import verifier
 from verl_tool.servers.tools.workspace.workspace import Workspace
-from verl_tool.verification import Verification
+from verl_tool.verification import Verdict, Verification
+from verl_tool.workspace_limits import NO_LIMITS, WorkspaceLimits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -438,16 +446,82 @@ async def test_files_of_a_row_are_there_and_its_image_is_used(served: ToolSet, t
     assert "/box/work" in result.observation
 
 
-async def test_an_image_needs_containers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"), [(WORKSPACE_IMAGE_FIELD, "any"), (WORKSPACE_LIMITS_FIELD, {"memory_mb": 512})]
+)
+async def test_what_is_of_containers_needs_them(field: str, value: object) -> None:
     served = ToolSet(load_tools("bash_terminal", shared={"workers": 1}))
     await served.start()
     try:
-        request = StepRequest("a", "<bash>pwd</bash>", extra={WORKSPACE_IMAGE_FIELD: "any"})
-        [result] = await served.step([request], timeout_seconds=60)
-        assert result.fault is not None
-        assert result.fault.kind is FaultKind.MISCONFIGURED
+        requests = [StepRequest("a", "<bash>pwd</bash>", extra={field: each}) for each in (value, None)]
+        results = [(await served.step([request], timeout_seconds=60))[0] for request in requests]
+        assert results[0].fault is not None
+        assert results[0].fault.kind is FaultKind.MISCONFIGURED
+        assert (results[1].fault, "box" in results[1].observation) == (None, True), "a column has the keys of all rows"
     finally:
         await served.close()
+
+
+async def test_a_row_s_limits_are_those_of_its_container_and_of_its_verifier_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = stand_in(tmp_path, monkeypatch)
+    options = {**OPTIONS, "max_row_memory_mb": 8192, "max_row_cpus": 1.5, "allowed_hosts": ["*.example.org"]}
+    served = ToolSet(load_tools("bash_terminal", shared={**options, "backend": command}))
+    await served.start()
+    requested = {"cpus": 1.5, "memory_mb": 4096, "allowed_hosts": ["a.example.org"]}
+    seen: list[dict[str, list[str]]] = []
+
+    async def verify(workspace: Workspace, _: Verification) -> Verdict:
+        async with workspace.session.companion(workspace.session.limits) as companion:
+            for each in (workspace.session, companion):
+                assert isinstance(each, Container)
+                assert each._settings.allowed_hosts == ("a.example.org",)
+                seen.append(json.loads((tmp_path / "containers" / each.name / "options.json").read_text()))
+        return Verdict(1.0, "")
+
+    monkeypatch.setattr(Workspace, "verify", verify)
+    try:
+        for number, (limits, words) in enumerate(
+            [
+                ({**requested, "memory_mb": 8193}, "requests memory_mb=8193, and at most 8192 is allowed"),
+                ({**requested, "cpus": 2}, "raise max_row_cpus"),
+                ({**requested, "allowed_hosts": ["pypi.org"]}, "only narrow"),
+                ({"gpus": 1}, "workspace_limits.gpus is 1"),
+            ]
+        ):
+            request = StepRequest(f"w{number}", "<bash>pwd</bash>", extra={WORKSPACE_LIMITS_FIELD: limits})
+            [refused] = await served.step([request], timeout_seconds=60)
+            assert refused.fault is not None
+            assert refused.fault.kind is FaultKind.BAD_REQUEST
+            assert words in refused.fault.message
+        extra = {WORKSPACE_LIMITS_FIELD: requested}
+        [result] = await served.step(
+            [StepRequest("a", "<bash>printenv https_proxy</bash>", extra=extra)], timeout_seconds=60
+        )
+        assert "3128" in result.observation
+        judged = {VERIFY_FIELD: VERIFICATION.model_dump()}
+        [verdict] = await served.step([StepRequest("a", "", finish=True, extra=judged)], timeout_seconds=60)
+        assert verdict.reward == 1.0
+    finally:
+        await served.close()
+    assert len(seen) == 2
+    for each in seen:
+        assert (each["--memory"], each["--cpus"]) == ([str(4 << 30)], ["1.5"])
+
+
+async def test_containers_wait_for_rows_with_the_same_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ContainerPool(ContainerSettings(stand_in(tmp_path, monkeypatch), "any"), SessionLimits(), warm=1)
+    small = WorkspaceLimits(memory_mb=64)
+    taken = [await pool.take(limits=small)]
+    [ahead] = pool._waiting["any", small]
+    await asyncio.wait([ahead])
+    taken += [await pool.take(), await pool.take(limits=WorkspaceLimits(memory_mb=64))]
+    assert taken[2] is ahead.result()
+    assert [container.limits.memory_bytes for container in taken] == [64 << 20, 2 << 30, 64 << 20]
+    for container in taken:
+        await container.stop()
+    await pool.close()
 
 
 async def test_a_pool_replaces_containers_that_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,7 +535,7 @@ async def test_a_pool_replaces_containers_that_are_taken(tmp_path: Path, monkeyp
     assert (await other.exec("echo well")).stdout == "well\n"
     for container in (*taken, other):
         await container.stop()
-    ready = [task.result() for task in pool._waiting["any"] if task.done()]
+    ready = [task.result() for task in pool._waiting["any", NO_LIMITS] if task.done()]
     [dead, _] = ready if len(ready) == 2 else [None, None]
     if dead is not None:
         os.system(f"docker rm --force {dead.name}")  # noqa: ASYNC221
@@ -480,13 +554,13 @@ async def test_containers_of_the_latest_images_are_started_ahead(
     pool = ContainerPool(ContainerSettings(stand_in(tmp_path, monkeypatch), "team/*"), SessionLimits(), warm=1)
     monkeypatch.setattr(container_pool, "MAX_IMAGES", 2)
     taken = [await pool.take("team/a")]
-    assert list(pool._waiting) == ["team/a"]
-    [ahead] = pool._waiting["team/a"]
+    assert list(pool._waiting) == [("team/a", NO_LIMITS)]
+    [ahead] = pool._waiting["team/a", NO_LIMITS]
     await asyncio.wait([ahead])
     taken.append(await pool.take("team/a"))
     assert taken[1] is ahead.result()
     taken += [await pool.take("team/b"), await pool.take("team/a"), await pool.take("team/c")]
-    assert list(pool._waiting) == ["team/a", "team/c"]
+    assert list(pool._waiting) == [("team/a", NO_LIMITS), ("team/c", NO_LIMITS)]
     await until(lambda: len(os.listdir(tmp_path / "containers")) == 7)
     for container in taken:
         await container.stop()

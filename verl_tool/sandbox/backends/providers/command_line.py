@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import secrets
 from pathlib import Path
@@ -120,7 +121,7 @@ def run_arguments(spec: ContainerSpec) -> list[str]:
         *("--cap-drop", "ALL", *(word for name in spec.capabilities for word in ("--cap-add", name))),
         *("--security-opt", "no-new-privileges"),
         *("--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes)),
-        *("--pids-limit", str(limits.processes + OWN_PROCESSES), "--cpus", f"{settings.cpus:g}"),
+        *("--pids-limit", str(limits.processes + OWN_PROCESSES), "--cpus", f"{min(settings.cpus, _num_cpus()):g}"),
         *("--ulimit", f"nofile={limits.open_files}:{limits.open_files}"),
         # One --ulimit replaces all defaults of the engine. Without this one, podman requests more processes than
         # are allowed without CAP_SYS_RESOURCE. It counts the processes of all containers, which share a user. The
@@ -131,6 +132,11 @@ def run_arguments(spec: ContainerSpec) -> list[str]:
         *(word for name in LOADER_VARIABLES if settings.committed for word in ("--env", f"{name}=")),
         *("--workdir", "/", "--entrypoint", "/bin/sh", settings.image, *python.command),
     ]
+
+
+def _num_cpus() -> int:
+    """Return the number of this machine's CPUs: engines reject more."""
+    return os.cpu_count() or 1
 
 
 def _user_processes() -> int:

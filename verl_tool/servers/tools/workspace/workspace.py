@@ -15,10 +15,11 @@ from pydantic import Field, model_validator
 
 from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
-from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD, FaultKind
+from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD, WORKSPACE_LIMITS_FIELD, FaultKind
 from verl_tool.sandbox import WARM_MODULES, Level, Policy, Session, SessionLimits
 from verl_tool.sandbox.backends import ContainerPool, ContainerSettings, WorkspaceSandbox
 from verl_tool.sandbox.backends.providers import find_provider
+from verl_tool.sandbox.backends.row_limits import check_row_limits
 from verl_tool.servers.tools._sandboxed import PolicyOptions, SandboxTool
 from verl_tool.servers.tools.base import Context, Tool, ToolOptions
 from verl_tool.servers.tools.workspace.layout import filled, started
@@ -26,6 +27,7 @@ from verl_tool.servers.tools.workspace.pools import PoolSettings, give_pool, tak
 from verl_tool.servers.tools.workspace.verifier import verify
 from verl_tool.util.slots import Pausable
 from verl_tool.verification import Verdict, Verification
+from verl_tool.workspace_limits import NO_LIMITS, WorkspaceLimits
 
 
 class WorkspaceOptions(PolicyOptions):
@@ -63,6 +65,10 @@ class WorkspaceOptions(PolicyOptions):
     their time."""
     cpus: float = Field(default=1.0, gt=0)
     """CPU time a second of one container."""
+    max_row_cpus: float | None = Field(default=None, gt=0)
+    """What a row may request as ``cpus`` of its ``workspace_limits``, in place of `cpus`. None: up to `cpus`."""
+    max_row_memory_mb: int | None = Field(default=None, ge=16)
+    """What a row may request as ``memory_mb``, in place of ``max_memory_mb``. None: up to that."""
     max_disk_mb: int = Field(default=64, ge=1)
     """Files of one workspace, which are held in memory, of the same megabytes."""
     max_processes: int = Field(default=32, ge=4)
@@ -101,6 +107,8 @@ _OF_CONTAINERS = (
     "allowed_hosts",
     "warm_containers",
     "cpus",
+    "max_row_cpus",
+    "max_row_memory_mb",
     "provider",
 )
 _OF_THE_SANDBOX = ("pre_import", "allowed_modules", "restricted_functions", "isolation", "warm_modules")
@@ -281,10 +289,11 @@ class WorkspaceTool(SandboxTool):
         except ConfigError as error:
             raise ToolFault(FaultKind.BAD_REQUEST, f"{FILES_FIELD}: {error}", retryable=False) from None
         image = self._image_of(context.extra.get(WORKSPACE_IMAGE_FIELD))
+        limits = self._limits_of(context.extra.get(WORKSPACE_LIMITS_FIELD))
         try:
             if self._containers is None:
                 return Workspace(await started(self._pool(), self._settings.limits, files))
-            return Workspace(await filled(await self._containers.take(image), files))
+            return Workspace(await filled(await self._containers.take(image, limits), files))
         except ConfigError as error:
             message = f"{FILES_FIELD} cannot be laid out in a workspace: {error}"
             raise ToolFault(FaultKind.SANDBOX, message, retryable=False) from None
@@ -306,6 +315,24 @@ class WorkspaceTool(SandboxTool):
             words = f"the row names the image {named!r:.200}, which allowed_images={patterns} does not allow"
             raise ToolFault(FaultKind.BAD_REQUEST, words, retryable=False)
         return named
+
+    def _limits_of(self, requested: object) -> WorkspaceLimits:
+        """What a row requests of its container. Raises ToolFault."""
+        options = self.options
+        try:
+            limits = WorkspaceLimits.parse(requested)
+            check_row_limits(
+                limits,
+                options.max_row_cpus or options.cpus,
+                options.max_row_memory_mb or options.max_memory_mb,
+                options.allowed_hosts,
+            )
+        except ConfigError as error:
+            raise ToolFault(FaultKind.BAD_REQUEST, str(error), retryable=False) from None
+        if limits != NO_LIMITS and self._containers is None:
+            words = f"the row has {WORKSPACE_LIMITS_FIELD}, and the tool runs in the sandbox; serve it with backend"
+            raise ToolFault(FaultKind.MISCONFIGURED, words, retryable=False)
+        return limits
 
     async def verify(self, state: Workspace, verification: Verification) -> Verdict:
         return await state.verify(verification)
