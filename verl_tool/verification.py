@@ -49,6 +49,8 @@ class Verification(BaseModel):
     """Variables on top of those of the sandbox."""
     user: Literal["", "root"] = ""
     """Who runs it in a container whose programs may change the image: they, or root, whose files they cannot change."""
+    allowed_hosts: tuple[str, ...] | None = None
+    """Hosts that it reaches in a container. None: those of the trajectory."""
 
     @property
     def copy_seconds(self) -> float:

@@ -107,7 +107,7 @@ def read_tasks(
         raise ConfigError("\n".join([*problems, "leave such tasks out with --skip_unsupported"]))
     for problem in problems:
         print(f"left out: {problem}")
-    if hosts := sorted({host for task in tasks for host in task.allowed_hosts}):
+    if hosts := sorted({host for task in tasks for host in (*task.allowed_hosts, *task.verifier_hosts)}):
         print(f"hosts that tasks reach; serve the tools with allowed_hosts={json.dumps(hosts)}")
     return tasks
 
@@ -171,7 +171,9 @@ def main(
     offline: Annotated[bool, typer.Option("--offline", help="Take tasks that request a network, without one.")] = False,
     network: Annotated[
         bool,
-        typer.Option("--network", help="Take them, and print the hosts for the tools' allowed_hosts."),
+        typer.Option(
+            "--network", help="Give tasks the network of Harbor, and print the hosts for the tools' allowed_hosts."
+        ),
     ] = False,
     skip_unsupported: Annotated[
         bool, typer.Option("--skip_unsupported", help="Leave out tasks that are not supported, and print why.")

@@ -102,7 +102,13 @@ def test_a_task_with_a_network_needs_a_container(folder: Path) -> None:
         read_task(folder)
     assert not read_task(folder, offline=True).needs_image
     task = read_task(folder, network=True)
-    assert (task.allowed_hosts, task.needs_image) == (("*",), "it requests a network")
+    assert (task.allowed_hosts, task.verifier_hosts, task.needs_image) == (("*",), ("*",), "it requests a network")
+    (folder / "task.toml").write_text("[environment]\nnetwork_mode = 'no-network'\n[verifier]\nnetwork_mode = 'public'")
+    task = read_task(folder, network=True)
+    assert (task.allowed_hosts, task.verifier_hosts, task.needs_image) == ((), ("*",), "it requests a network")
+    (folder / "task.toml").write_text("")
+    assert not read_task(folder).verifier_hosts
+    assert read_task(folder, network=True).verifier_hosts == ("*",), "as in Harbor"
 
 
 def test_what_an_image_can_have_and_a_row_cannot(folder: Path) -> None:

@@ -98,19 +98,28 @@ def test_tasks_that_request_a_network_run_without_one_on_demand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "hosts"),
+    ("text", "agent", "verifier"),
     [
-        ("", ()),
-        ("[environment]\nallow_internet = false", ()),
-        ("[environment]\nallow_internet = true", ("*",)),
-        ("[environment]\nallow_internet = true\nnetwork_mode = 'no-network'", ()),
-        ("[environment]\nnetwork_mode = 'public'", ("*",)),
-        ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['pypi.org', '*.a.b']", ("pypi.org", "*.a.b")),
-        ("[agent]\nnetwork_mode = 'public'\n[verifier]\nnetwork_mode = 'public'", ("*",)),
+        ("", ("*",), ("*",)),
+        ("[environment]\nallow_internet = false", (), ()),
+        ("[environment]\nallow_internet = true", ("*",), ("*",)),
+        ("[environment]\nallow_internet = true\nnetwork_mode = 'no-network'", (), ()),
+        ("[environment]\nnetwork_mode = 'public'", ("*",), ("*",)),
+        (
+            "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['pypi.org', '*.a.b']",
+            *[("pypi.org", "*.a.b")] * 2,
+        ),
+        ("[agent]\nnetwork_mode = 'no-network'", (), ("*",)),
+        (
+            "environment.network_mode = 'no-network'\nverifier = {network_mode = 'allowlist', allowed_hosts = ['a.b']}",
+            (),
+            ("a.b",),
+        ),
     ],
 )
-def test_requested_hosts(text: str, hosts: tuple[str, ...]) -> None:
-    assert requested_hosts(parse_config(text, any_network=True)) == hosts
+def test_requested_hosts(text: str, agent: tuple[str, ...], verifier: tuple[str, ...]) -> None:
+    config = parse_config(text, any_network=True)
+    assert (requested_hosts(config.agent, config), requested_hosts(config.verifier, config)) == (agent, verifier)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +133,11 @@ def test_requested_hosts(text: str, hosts: tuple[str, ...]) -> None:
 )
 def test_tasks_reach_public_hosts_only(host: str, words: str) -> None:
     text = "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['pypi.org', '1.1.1.0/24', '2606:4700::1']"
-    assert requested_hosts(parse_config(text, any_network=True)) == ("pypi.org", "1.1.1.0/24", "[2606:4700::1]")
+    config = parse_config(text, any_network=True)
+    assert requested_hosts(config.agent, config) == ("pypi.org", "1.1.1.0/24", "[2606:4700::1]")
+    config = parse_config(text.replace("pypi.org", host), any_network=True)
     with pytest.raises(ConfigError, match=words):
-        requested_hosts(parse_config(text.replace("pypi.org", host), any_network=True))
-
-
-def test_agent_and_verifier_have_one_network() -> None:
-    with pytest.raises(ConfigError, match=r"agent's network is \['\*'\] and the verifier's \[\]; both have one"):
-        requested_hosts(parse_config("[agent]\nnetwork_mode = 'public'", any_network=True))
+        requested_hosts(config.verifier, config)
 
 
 def test_texts_that_only_look_like_variables_are_taken() -> None:

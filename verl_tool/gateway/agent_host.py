@@ -23,7 +23,7 @@ from verl_tool.gateway.agent_program import AgentProgram, ProgramResult, Session
 from verl_tool.gateway.inside.environment_program import MISCONFIGURED
 from verl_tool.gateway.program.container_program import ProgramContainers
 from verl_tool.gateway.program.session_socket import listen_for
-from verl_tool.gateway.program.workspace_verifier import WorkspaceCopy, WorkspaceVerifier, check_workdir
+from verl_tool.gateway.program.workspace_verifier import WorkspaceCopy, WorkspaceVerifier
 from verl_tool.gateway.session import AgentSession, with_fault
 from verl_tool.protocol import (
     ENVIRONMENT_FIELD,
@@ -158,8 +158,8 @@ class AgentHost:
                 place = self.program.choose_place(self._sandbox, task.image, task.limits)
                 if isinstance(place, ProgramContainers):
                     containers = place
-                    if copy is not None:
-                        check_workdir(await place.find_workdir(), place.options.writable)
+                    if task.verification is not None:
+                        await place.check_verifier(task.verification)
                 async with listen_for(
                     session.id, self._app, Path(self._folder.name), shared=containers is not None
                 ) as path:

@@ -55,7 +55,7 @@ def main(
     offline: Annotated[bool, typer.Option("--offline", help="Run tasks that request a network without one.")] = False,
     network: Annotated[
         bool,
-        typer.Option("--network", help="Tasks that request a network reach the hosts that they name."),
+        typer.Option("--network", help="Tasks have the network that they have in Harbor: by default all hosts."),
     ] = False,
     ignore_build: Annotated[
         bool, typer.Option("--ignore_build", help="Leave out what a Dockerfile builds (RUN, ENV, ...).")

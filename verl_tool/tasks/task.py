@@ -68,6 +68,12 @@ class Task:
     """Why the task cannot run in the sandbox; empty if it can."""
 
     @property
+    def verifier_hosts(self) -> tuple[str, ...]:
+        """Hosts that its verifier reaches."""
+        hosts = self.verification.allowed_hosts
+        return self.allowed_hosts if hosts is None else hosts
+
+    @property
     def image(self) -> str | None:
         """``environment.docker_image``"""
         return self.environment.docker_image
@@ -99,7 +105,7 @@ def read_task(folder: Path, *, ignore_build: bool = False, offline: bool = False
         folder: with ``task.toml``.
         ignore_build: as of `workspace_files`.
         offline: a task that requests a network runs without one.
-        network: a task that requests a network runs in a container with one.
+        network: a task runs in a container with the network that it has in Harbor.
 
     Raises ConfigError that names the wrong file.
     """
@@ -111,12 +117,14 @@ def read_task(folder: Path, *, ignore_build: bool = False, offline: bool = False
 
 def _read(folder: Path, ignore_build: bool, offline: bool, network: bool) -> Task:
     config = parse_config(_text(folder / CONFIG), any_network=offline or network)
-    hosts = requested_hosts(config) if network else ()
+    hosts = requested_hosts(config.agent, config) if network else ()
+    verifier_hosts = requested_hosts(config.verifier, config) if network else ()
     _check_folder(folder)
     provided = {
         "files": pack(_part(folder, "tests", TEST)),
         "timeout_seconds": config.verifier.timeout_sec or _SECONDS,
         "env": config.verifier.env,
+        "allowed_hosts": verifier_hosts if verifier_hosts != hosts else None,
     }
     verification = read_verification(provided, f"{CONFIG} and tests/")
     instruction = strip_canary(_text(folder / INSTRUCTION)).strip()
@@ -125,7 +133,7 @@ def _read(folder: Path, ignore_build: bool, offline: bool, network: bool) -> Tas
     context = folder / "environment"
     files, reason = _files_of(context, ignore_build) if context.is_dir() else ({}, "")
     reasons = [*_image_reasons(config, context), *([reason] if reason else [])]
-    reasons += ["it requests a network"] if hosts else []
+    reasons += ["it requests a network"] if hosts or verifier_hosts else []
     return Task(
         name=folder.resolve().name,
         instruction=instruction,

@@ -205,23 +205,11 @@ def _unsupported_verifier(config: TaskConfig) -> Iterator[str]:
         )
 
 
-def requested_hosts(config: TaskConfig) -> tuple[str, ...]:
-    """Return the hosts that a task wants to reach: patterns, ``*`` for all, and none if it requests no network.
-
-    Raises ConfigError if its verifier wants to reach others.
-    """
-    of_agent, of_verifier = _policy(config.agent, config), _policy(config.verifier, config)
-    if of_agent != of_verifier:
-        raise ConfigError(
-            f"{CONFIG}: the agent's network is {list(of_agent)!r:.80} and the verifier's {list(of_verifier)!r:.80}; "
-            "both have one network here"
-        )
-    return of_agent
-
-
-def _policy(phase: AgentTable | VerifierTable, config: TaskConfig) -> tuple[str, ...]:
+def requested_hosts(phase: AgentTable | VerifierTable, config: TaskConfig) -> tuple[str, ...]:
+    """Return the hosts that an agent or a verifier reaches in Harbor: patterns, ``*`` for all, which is the default,
+    and none without a network. Raises ConfigError for hosts that no task reaches here."""
     table = config.environment if phase.network_mode is None else phase
-    legacy = "public" if config.environment.allow_internet else "no-network"
+    legacy = "no-network" if config.environment.allow_internet is False else "public"
     mode = table.network_mode or ("allowlist" if table.allowed_hosts else legacy)
     if mode != "allowlist":
         return ("*",) if mode == "public" else ()

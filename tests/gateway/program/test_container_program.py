@@ -20,6 +20,7 @@ from containers import REAL_IMAGE, real, stand_in
 from real_templates import TemplateTokenizer
 from template_families import QWEN
 
+from verl_tool.content.packed_files import PackedFile, pack_files
 from verl_tool.errors import ConfigError, SandboxError
 from verl_tool.formats import format_by_name
 from verl_tool.gateway.agent_host import AgentHost, AgentTask
@@ -28,8 +29,10 @@ from verl_tool.gateway.gateway_app import Gateway
 from verl_tool.gateway.program.container_program import ContainerOptions, ProgramContainers
 from verl_tool.gateway.session import SessionModel
 from verl_tool.sandbox.backends.providers.orphans import OWNER_LABEL, owner
+from verl_tool.sandbox.inside.wire import WORK_DIRECTORY
 from verl_tool.sandbox.sandboxed_service import ServiceSandbox
 from verl_tool.servers.cluster.direct_server import DirectServer
+from verl_tool.verification import Verification
 from verl_tool.workspace_limits import NO_LIMITS, WorkspaceLimits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -183,6 +186,22 @@ def test_a_row_s_limits_are_those_of_program_and_verifier() -> None:
     )
     with pytest.raises(ConfigError, match=r"^row 7: tools_kwargs\.workspace_limits\.cpus is -1"):
         AgentTask.of_row(messages, {"workspace_limits": {"cpus": -1}}, None, "row 7")
+
+
+async def test_a_verifier_reaches_hosts_of_its_own() -> None:
+    fields = {
+        "command": ["x"],
+        "image": "a",
+        "container": {"allowed_hosts": ["*.a.b"], "workdir": f"{WORK_DIRECTORY}/x"},
+    }
+    place = AgentProgram.model_validate(fields).choose_place(ServiceSandbox(), None, WorkspaceLimits(allowed_hosts=()))
+    assert isinstance(place, ProgramContainers)
+    files = pack_files({"test.sh": PackedFile(b"true")})
+    await place.check_verifier(Verification(files=files, allowed_hosts=("c.a.b",)))
+    with pytest.raises(ConfigError, match="only narrow"):
+        await place.check_verifier(Verification(files=files, allowed_hosts=("a.b",)))
+    found = [place.container(allowed_hosts=hosts)._settings.allowed_hosts for hosts in (None, (), ("c.a.b",))]
+    assert found == [(), (), ("c.a.b",)]
 
 
 def command_lines() -> bytes:

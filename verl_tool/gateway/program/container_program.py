@@ -3,13 +3,14 @@ hosts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox.backends import Container, ContainerSettings
-from verl_tool.sandbox.backends.egress import EgressProxy
+from verl_tool.sandbox.backends.egress import EgressProxy, narrow_hosts
 from verl_tool.sandbox.backends.providers import ELSEWHERE, find_provider
 from verl_tool.sandbox.backends.providers.images import image_settings
 from verl_tool.sandbox.backends.resident_client import ResidentProgram
@@ -17,6 +18,7 @@ from verl_tool.sandbox.backends.row_limits import apply_row_limits
 from verl_tool.sandbox.inside.wire import WORK_DIRECTORY
 from verl_tool.sandbox.limits import Limits, SessionLimits
 from verl_tool.sandbox.sandboxed_service import SandboxedService
+from verl_tool.verification import Verification
 from verl_tool.workspace_limits import MIN_MEMORY_MB, NO_LIMITS, WorkspaceLimits
 
 
@@ -62,6 +64,20 @@ class ContainerOptions(BaseModel):
         return hosts
 
 
+def check_workdir(workdir: str, writable: bool) -> None:
+    """Raise ConfigError for a folder that cannot be copied. writable: the image's files may be changed."""
+    if not writable and PurePosixPath(workdir).parts[:3] != PurePosixPath(WORK_DIRECTORY).parts:
+        raise ConfigError(
+            f"gateway.program.container.workdir={workdir} cannot be written to, and a verifier checks it; "
+            "set gateway.program.container.writable=true"
+        )
+    if not workdir.strip("/."):
+        raise ConfigError(
+            f"gateway.program.container.workdir={workdir} is the whole image, and a verifier gets a copy of that "
+            "folder; set it to the folder of the task, such as /testbed"
+        )
+
+
 @dataclass(frozen=True)
 class ProgramContainers:
     """Starts services in containers of an image, where `ServiceSandbox` starts them in the sandbox."""
@@ -72,8 +88,15 @@ class ProgramContainers:
     row_limits: WorkspaceLimits = NO_LIMITS
     """In place of those of `options` and `limits`."""
 
-    def container(self, readable: tuple[str, ...] = (), workdir: str = "", folders: tuple[str, ...] = ()) -> Container:
-        """Return a container that has not been started; the arguments are of `ContainerSettings`."""
+    def container(
+        self,
+        readable: tuple[str, ...] = (),
+        workdir: str = "",
+        folders: tuple[str, ...] = (),
+        allowed_hosts: tuple[str, ...] | None = None,
+    ) -> Container:
+        """Return a container that has not been started; the arguments are of `ContainerSettings`. allowed_hosts: in
+        place of its own."""
         options, bounds = self.options, self.limits
         settings = ContainerSettings(
             options.engine,
@@ -92,7 +115,16 @@ class ProgramContainers:
             disk_bytes=bounds.disk_bytes,
             disk_files=bounds.disk_files,
         )
-        return Container(*apply_row_limits(self.row_limits, settings, limits))
+        settings, limits = apply_row_limits(self.row_limits, settings, limits)
+        if allowed_hosts is not None:
+            settings = replace(settings, allowed_hosts=allowed_hosts)
+        return Container(settings, limits)
+
+    async def check_verifier(self, verification: Verification) -> None:
+        """Raise ConfigError for a verifier that cannot check its working directory, or reaches hosts that are not
+        allowed."""
+        check_workdir(await self.find_workdir(), self.options.writable)
+        narrow_hosts(self.options.allowed_hosts, verification.allowed_hosts or ())
 
     async def find_workdir(self) -> str:
         """Return where its programs start. Raises as `spawn`."""

@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from pathlib import PurePosixPath
 
 from verl_tool.content.packed_files import unpack
-from verl_tool.errors import ConfigError, SandboxError, ToolFault
-from verl_tool.gateway.program.container_program import ProgramContainers
+from verl_tool.errors import SandboxError, ToolFault
+from verl_tool.gateway.program.container_program import ProgramContainers, check_workdir
 from verl_tool.protocol import Fault, FaultKind
 from verl_tool.sandbox import Level, Policy, RunResult, SandboxPool, SessionLimits
 from verl_tool.sandbox.backends import Container
-from verl_tool.sandbox.inside.wire import WORK_DIRECTORY
 from verl_tool.sandbox.limits import Limits
 from verl_tool.servers.tools.workspace.layout import lay_out
 from verl_tool.servers.tools.workspace.pools import PoolSettings, give_pool, take_pool
@@ -150,7 +148,9 @@ class WorkspaceVerifier:
         options = containers.options
         workdir = await containers.find_workdir()
         check_workdir(workdir, options.writable)
-        async with containers.container(workdir=workdir, folders=(TESTS, _LOGS_ROOT)) as container:
+        async with containers.container(
+            workdir=workdir, folders=(TESTS, _LOGS_ROOT), allowed_hosts=verification.allowed_hosts
+        ) as container:
             fill = ["bash", "-c", _REPLACE, "bash", workdir]
             variables = await container.trusted_variables((workdir,))
             unpacked = await container.exec(
@@ -189,20 +189,6 @@ class WorkspaceVerifier:
                 return Verdict(0.0, f"the verifier's container ended: {fault.message}")
         message = "\n".join(part for part in (why, result.output[-_MAX_MESSAGE_CHARACTERS:].strip()) if part)
         return Verdict(reward, message, numbers, seconds=time.monotonic() - started)
-
-
-def check_workdir(workdir: str, writable: bool) -> None:
-    """Raise ConfigError for a folder that cannot be copied. writable: the image's files may be changed."""
-    if not writable and PurePosixPath(workdir).parts[:3] != PurePosixPath(WORK_DIRECTORY).parts:
-        raise ConfigError(
-            f"gateway.program.container.workdir={workdir} cannot be written to, and a verifier checks it; "
-            "set gateway.program.container.writable=true"
-        )
-    if not workdir.strip("/."):
-        raise ConfigError(
-            f"gateway.program.container.workdir={workdir} is the whole image, and a verifier gets a copy of that "
-            "folder; set it to the folder of the task, such as /testbed"
-        )
 
 
 async def _lay_out(container: Container, verification: Verification) -> None:

@@ -242,16 +242,23 @@ class Container:
 
     @contextlib.asynccontextmanager
     async def companion(
-        self, limits: SessionLimits, folders: Sequence[str] = (), user: str = ""
+        self,
+        limits: SessionLimits,
+        folders: Sequence[str] = (),
+        user: str = "",
+        allowed_hosts: Sequence[str] | None = None,
     ) -> AsyncIterator[Container]:
-        """Start a second container of the same image, for programs that judge the results of this one. folders and
-        user: of `ContainerSettings`, the first in addition. It has what this one has changed of its image, but only the
-        work folder if programs are root (see `trust_image`), or the provider does not commit. `copy_files` copies the
-        rest. Raises the errors of `start`."""
+        """Start a second container of the same image, for programs that judge the results of this one. folders, user
+        and allowed_hosts: of `ContainerSettings`, the first in addition. It has what this one has changed of its image,
+        but only the work folder if programs are root (see `trust_image`), or the provider does not commit.
+        `copy_files` copies the rest. Raises the errors of `start`."""
         async with self._turn() as client:
             settings = self._settings.fresh() if self._copies_work_folder() else await self._committed()
         settings = replace(
-            settings, folders=tuple(dict.fromkeys((*settings.folders, *folders))), user=user or settings.user
+            settings,
+            folders=tuple(dict.fromkeys((*settings.folders, *folders))),
+            user=user or settings.user,
+            allowed_hosts=settings.allowed_hosts if allowed_hosts is None else tuple(allowed_hosts),
         )
         companion = Container(settings, limits)
         if settings.committed is not None and client.user[0] != 0:

@@ -510,6 +510,43 @@ async def test_a_row_s_limits_are_those_of_its_container_and_of_its_verifier_s(
         assert (each["--memory"], each["--cpus"]) == ([str(4 << 30)], ["1.5"])
 
 
+@pytest.mark.parametrize("own", [None, (), ("b.example.org",)])
+async def test_a_verifier_may_reach_other_hosts_than_the_trajectory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: tuple[str, ...] | None
+) -> None:
+    hosts = ("a.example.org",)
+    settings = ContainerSettings(stand_in(tmp_path, monkeypatch), "any", allowed_hosts=hosts)
+    seen = []
+    start = Container.start
+
+    async def note(container: Container) -> None:
+        seen.append(container._settings.allowed_hosts)
+        await start(container)
+
+    monkeypatch.setattr(Container, "start", note)
+    script = pack_files({"test.sh": PackedFile(b"printenv https_proxy; echo 1 > /logs/verifier/reward.txt")})
+    async with Container(settings, SessionLimits(wall_seconds=30)) as container:
+        verification = Verification(files=script, allowed_hosts=own)
+        verdict = await Workspace(container).verify(verification)
+        assert seen == [hosts, hosts if own is None else own]
+        assert ("3128" in verdict.told) == (own != ())
+        served = load_tools("bash_terminal", shared={**OPTIONS, "allowed_hosts": ["a.example.org"]})[0]
+        if own:
+            with pytest.raises(ToolFault, match=r"the verifier: the row allows the host 'b\.example\.org'"):
+                await served.verify(Workspace(container), verification)
+
+
+async def test_a_verifier_with_hosts_needs_a_container() -> None:
+    async with SandboxPool() as pool, pool.session() as session:
+        for hosts in ((), ("a.example.org",)):
+            verification = VERIFICATION.model_copy(update={"allowed_hosts": hosts})
+            if hosts:
+                with pytest.raises(ToolFault, match="the sandbox has no network"):
+                    await Workspace(session).verify(verification)
+            else:
+                assert (await Workspace(session).verify(verification)).reward == 0.0
+
+
 async def test_containers_wait_for_rows_with_the_same_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = ContainerPool(ContainerSettings(stand_in(tmp_path, monkeypatch), "any"), SessionLimits(), warm=1)
     small = WorkspaceLimits(memory_mb=64)

@@ -126,7 +126,7 @@ async def _verify(session: WorkspaceSandbox, verification: Verification) -> tupl
     if verification.user and (complaint := await _remove_closed_links(session, seconds)):
         return 0.0, complaint, {}
     own: WorkspaceSandbox
-    async with session.companion(*settings) as own:
+    async with session.companion(**settings) as own:
         variables = await _container_variables(own)
         complaint = await _prepare(own, verification)
         complaint = complaint or await session.copy_files(own, seconds) or await _remove_traps(own, seconds)
@@ -204,15 +204,21 @@ def _helper() -> bytes:
     return (_INSIDE / "in_workspace.py").read_bytes()
 
 
-def _companion_settings(session: WorkspaceSandbox, verification: Verification) -> tuple[Any, ...]:
-    """Return the arguments of `companion`. Raises ToolFault for a user that the verifier cannot be."""
-    limits = _limits(session.limits, verification)
-    if not verification.user:
-        return limits, _FOLDERS
-    if not isinstance(session, Container) or not session.is_writable:
-        message = f"the row's verifier is {verification.user}, which needs a container with writable=true"
+def _companion_settings(session: WorkspaceSandbox, verification: Verification) -> dict[str, Any]:
+    """Return the arguments of `companion`. Raises ToolFault for a user that the verifier cannot be, and hosts that it
+    cannot reach."""
+    settings: dict[str, Any] = {"limits": _limits(session.limits, verification), "folders": _FOLDERS}
+    if verification.user:
+        if not isinstance(session, Container) or not session.is_writable:
+            message = f"the row's verifier is {verification.user}, which needs a container with writable=true"
+            raise ToolFault(FaultKind.MISCONFIGURED, message, retryable=False)
+        settings["user"] = ROOT
+    if isinstance(session, Container):
+        settings["allowed_hosts"] = verification.allowed_hosts
+    elif verification.allowed_hosts:
+        message = "the row's verifier has allowed_hosts, and the sandbox has no network; serve the tools with backend"
         raise ToolFault(FaultKind.MISCONFIGURED, message, retryable=False)
-    return limits, _FOLDERS, ROOT
+    return settings
 
 
 async def _remove_closed_links(session: WorkspaceSandbox, seconds: float) -> str:

@@ -18,6 +18,7 @@ from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD, WORKSPACE_LIMITS_FIELD, FaultKind
 from verl_tool.sandbox import WARM_MODULES, Level, Policy, Session, SessionLimits
 from verl_tool.sandbox.backends import ContainerPool, ContainerSettings, WorkspaceSandbox
+from verl_tool.sandbox.backends.egress import narrow_hosts
 from verl_tool.sandbox.backends.providers import find_provider
 from verl_tool.sandbox.backends.row_limits import check_row_limits
 from verl_tool.servers.tools._sandboxed import PolicyOptions, SandboxTool
@@ -335,6 +336,10 @@ class WorkspaceTool(SandboxTool):
         return limits
 
     async def verify(self, state: Workspace, verification: Verification) -> Verdict:
+        try:
+            narrow_hosts(self.options.allowed_hosts, verification.allowed_hosts or ())
+        except ConfigError as error:
+            raise ToolFault(FaultKind.BAD_REQUEST, f"the verifier: {error}", retryable=False) from None
         return await state.verify(verification)
 
     def pausable(self, state: Workspace) -> tuple[Pausable, ...]:
