@@ -29,7 +29,9 @@ _STATUSES = {
     "evicted": "Failed\tEvicted\t\t The node was low on resource: memory.",
 }
 _CAPABILITIES = [{"SETUID", "SETGID", "KILL", "CHOWN"}]
-_CAPABILITIES.append(_CAPABILITIES[0] | {"SETPCAP", "DAC_OVERRIDE", "FOWNER", "FSETID"})
+_CAPABILITIES.append(
+    _CAPABILITIES[0] | {"SETPCAP", "DAC_OVERRIDE", "FOWNER", "FSETID", "NET_BIND_SERVICE", "SYS_CHROOT"}
+)
 
 
 def main(arguments: list[str]) -> int:

@@ -10,7 +10,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -341,20 +343,77 @@ async def test_memory_is_limited_for_all_programs_together() -> None:
 
 async def test_root_of_an_image_may_change_its_files_and_not_end_the_container() -> None:
     async with Container(ContainerSettings(real("podman"), REAL_IMAGE, writable=True), LIMITS) as container:
-        result = await container.exec("id -u; echo $HOME; echo x >> /etc/passwd; chown 5:5 /etc/passwd; kill -9 $PPID")
-        assert result.stdout == "0\n/root\n"
-        assert "Operation not permitted" in result.stderr
-        status = (await container.exec("kill -9 -1; stat -c %u:%g /etc/passwd")).stdout
-        assert status in ("5:5\n", ""), "a shell may end itself with all others"
-        assert (await container.exec("grep CapEff /proc/self/status")).stdout == "CapEff:\t000000000000001b\n"
+        result = await container.exec("id -u; echo $HOME; echo x >> /etc/passwd; chown 5:5 /etc/passwd")
+        assert (result.stdout, result.stderr) == ("0\n/root\n", "")
+        assert (await container.exec("stat -c %u:%g /etc/passwd")).stdout == "5:5\n"
         await container.exec("ln -s /proc/self/fd/1 out; ln -s /proc/self/fd/0 in", cwd="/srv")
         for path in ("/srv/out", "/srv/in", "/proc/self/oom_score_adj"):
             with pytest.raises(OSError, match="Invalid argument"):
                 await container.write_file(path, b"1000")
         await container.write_file("/etc/new", b"n")
         assert await container.read_file("/etc/new") == b"n"
-        su = await container.exec(["python3", "-c", "import os; os.setuid(65533)"])
-        assert "Operation not permitted" in su.stderr
+
+
+BECOME = """
+import os, resource, signal, socket, time
+def become(user): os.setgroups([]); os.setresgid(*[user] * 3); os.setresuid(*[user] * 3)
+"""
+RUNAWAY = """
+become(33)
+while True:
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork(): os._exit(0)
+    elif time.monotonic() % 1 < 0.5: os._exit(0)
+"""
+ATTACKS_OF_ROOT = {
+    "signals to the first process": "for number in set(range(1, 65)) - {32, 33}: os.kill(1, number)",
+    "the end of all": "os.kill(-1, signal.SIGKILL)",
+    "the end of its keeper": "os.kill(os.getppid(), signal.SIGKILL); time.sleep(1)",
+    "a keeper that is stopped": "os.kill(os.getppid(), signal.SIGSTOP); time.sleep(100)",
+    "all keepers that are stopped": "become(65533); os.kill(-1, signal.SIGSTOP); time.sleep(100)",
+    "processes of other users": "os.fork() or (os.setsid(), os.fork() or (become(33), time.sleep(100)))",
+    "a user whose processes run away": RUNAWAY,
+    "limits of the first process": """
+become(65533)
+for number in (resource.RLIMIT_CPU, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
+    try: resource.prlimit(1, number, (0, 0))
+    except PermissionError: print('refused')
+try: open('/proc/1/mem', 'r+b')
+except PermissionError: print('refused')
+""",
+}
+
+
+async def test_root_of_an_image_may_become_others_and_listen_to_any_port() -> None:
+    async with Container(ContainerSettings(real("podman"), REAL_IMAGE, writable=True), LIMITS) as container:
+        code = "socket.create_server(('127.0.0.1', 80)); become(33); print(os.getuid()); os.setuid(0)"
+        result = await container.exec(["python3", "-c", BECOME + code])
+        assert (result.stdout, "Operation not permitted" in result.stderr) == ("33\n", True)
+        assert (await container.exec("grep CapEff /proc/self/status")).stdout == "CapEff:\t00000000000404fb\n"
+
+
+async def test_what_root_of_an_image_does_to_other_processes_ends_with_it() -> None:
+    settings = ContainerSettings(real("podman"), REAL_IMAGE, writable=True)
+    async with Container(settings, replace(LIMITS, processes=200)) as container:
+        await container.run("x = 5")
+        for name, attack in ATTACKS_OF_ROOT.items():
+            began = time.monotonic()
+            result = await container.exec(["python3", "-c", BECOME + attack], wall_seconds=2)
+            assert time.monotonic() - began < 15, name
+            if "limits" in name:
+                assert result.stdout == "refused\n" * 4
+            for _ in range(3):
+                assert (await container.exec("echo well")).stdout == "well\n", name
+            listed = (await container.exec("cat /proc/[0-9]*/status | grep ^Uid")).stdout
+            assert "\t33\t" not in listed, name
+        states = [(await container.run(code)).state for code in ("x", "y = 1", "y")]
+        assert states == ["lost", "kept", "kept"], "as after a cell that ends its own process"
+        await container.exec(
+            ["python3", "-c", f"{BECOME}os.fork() or (os.setsid(), become(33), time.sleep(100))"], wall_seconds=1
+        )
+        await container.end_programs()
+        assert (await container.exec("echo well")).stdout == "well\n"
 
 
 async def test_what_it_is_started_with(alone: ContainerSettings, tmp_path: Path) -> None:

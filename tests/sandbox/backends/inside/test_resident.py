@@ -96,7 +96,7 @@ def test_who_ends_the_processes_of_a_user_is_out_of_their_reach(name: str) -> No
         if user.uid == 0:
             resident.prctl(resident._PR_SET_KEEPCAPS, 1)
             os.setresuid(*[resident.OWN_USER] * 3)
-            resident.set_capabilities(resident._OWN_CAPABILITIES)
+            resident.set_capabilities(user.own_capabilities)
 
     def be_program() -> None:
         begin()

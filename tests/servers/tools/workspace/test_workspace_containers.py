@@ -501,7 +501,7 @@ async def test_a_row_s_limits_are_those_of_its_container_and_of_its_verifier_s(
         )
         assert "3128" in result.observation
         judged = {VERIFY_FIELD: VERIFICATION.model_dump()}
-        [verdict] = await served.step([StepRequest("a", "", finish=True, extra=judged)], timeout_seconds=60)
+        [verdict] = await served.step([StepRequest("a", "", extra=judged)], timeout_seconds=60)
         assert verdict.reward == 1.0
     finally:
         await served.close()

@@ -53,17 +53,24 @@ WINDOW_BYTES = 1 << 18
 READ_BYTES = 1 << 16
 END_SECONDS = 2.0
 """For the processes that a program left to end; then all processes of its user are ended."""
+_KEEPER_SECONDS = END_SECONDS + 3.0
+"""For a keeper to end its program: a program that is root may have stopped it."""
 OWN_USER = 65533
 """In place of root where the programs are root, who may end processes of the same user."""
+_SAVED_USER = 65530
+"""Saved with it: who is `OWN_USER` in all respects could take away this process's resources (prlimit)."""
 _KILLERS = (65532, 65531)
 """Users of processes that end all of a user's; the first that is not that user."""
 ROWS, COLUMNS = 50, 200
 _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER = 4, 8, 24, 36
 _PR_SET_NO_NEW_PRIVS = 38
-_OWN_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 8)
-"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP"""
-_CAPABILITIES_OF_ROOT = (0, 1, 3, 4)
-"""Of programs whose user is root: what they need to change files of the image."""
+_OWN_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 8, 10, 18)
+"""Those of root, and SETPCAP."""
+_CAPABILITIES_OF_ROOT = (0, 1, 3, 4, 5, 6, 7, 10, 18)
+"""Of programs whose user is root: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE,
+SYS_CHROOT. They can end each process of the container but its first one."""
+_CAPABILITIES_FOR_FILES = (0, 1, 3, 4)
+"""Of theirs where this is not the first process."""
 _CAPABILITIES_VERSION = 0x20080522
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 _NOT_FOUND, _CANNOT_RUN = 127, 126
@@ -88,6 +95,13 @@ def set_capabilities(numbers):
     words = (ctypes.c_uint32 * 6)(mask, mask, 0, 0, 0, 0)
     if libc.capset(head, words) != 0:
         raise OSError(ctypes.get_errno(), "capset")
+
+
+def permitted_capabilities():
+    """Those that this process may have."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        mask = next((int(line.split()[1], 16) for line in file if line.startswith("CapPrm:")), 0)
+    return [number for number in range(64) if mask >> number & 1]
 
 
 def encode(header, payload, lines):
@@ -127,19 +141,26 @@ class User:
         self.groups = [self.gid]
         if entry is not None and not group:
             self.groups = os.getgrouplist(entry.pw_name, self.gid)
+        self.may_become_others = self.uid == 0 and os.getpid() == 1
+        """Whether its programs may be any user."""
+        permitted = permitted_capabilities()
+        wanted = _CAPABILITIES_OF_ROOT if self.may_become_others else _CAPABILITIES_FOR_FILES
+        self._capabilities = [number for number in wanted if number in permitted and self.uid == 0]
+        self.own_capabilities = [number for number in _OWN_CAPABILITIES if number in permitted]
+        """Of this process, where its programs are root."""
 
     def become(self):
         """Be this user for good."""
         prctl(_PR_SET_NO_NEW_PRIVS, 1)
         if self.uid == 0:
             for number in range(64):
-                if number not in _CAPABILITIES_OF_ROOT:
+                if number not in self._capabilities:
                     with contextlib.suppress(OSError):
                         prctl(_PR_CAPBSET_DROP, number)
         os.setgroups(self.groups)
         os.setresgid(self.gid, self.gid, self.gid)
         os.setresuid(self.uid, self.uid, self.uid)
-        set_capabilities(() if self.uid else _CAPABILITIES_OF_ROOT)
+        set_capabilities(self._capabilities)
 
     @contextlib.contextmanager
     def lent(self):
@@ -152,7 +173,7 @@ class User:
         finally:
             os.seteuid(own)
             if self.uid == 0:  # what a change from root takes away
-                set_capabilities(_OWN_CAPABILITIES)
+                set_capabilities(self.own_capabilities)
             os.setegid(own)
 
     def become_killer(self):
@@ -181,6 +202,7 @@ class OwnUser(User):
 
     def __init__(self):
         super().__init__(f"{os.geteuid()}:{os.getegid()}")
+        self.may_become_others = False
         self._resident = os.getpid()
         prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what programs leave stays below it
 
@@ -342,6 +364,8 @@ class Keeper:
             for pid in descendants(os.getpid()):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > deadline and self._user.may_become_others:
+                os._exit(0)  # the first process ends all
             if time.monotonic() > deadline and self._user.separate:
                 # They start others faster than they are found. No process of that user outlives one `kill` of all.
                 if not self._is_killer:
@@ -447,11 +471,11 @@ class KeeperClient:
             self.leader = first
         return first, failure
 
-    def kill(self):
-        """End its program, and then itself."""
+    def kill(self, number=signal.SIGTERM):
+        """End its program, and then itself; by SIGKILL, only itself."""
         if self.pid:
             with contextlib.suppress(OSError):
-                os.kill(self.pid, signal.SIGTERM)
+                os.kill(self.pid, number)
 
     def close(self):
         self.channel.close()
@@ -660,10 +684,16 @@ class StartedProgram(Streams):
 
     def kill(self, limit=None):
         """End it and all that it started. Its status comes."""
-        if self._status is None and not self._killed:
+        if self._status is not None:
+            return
+        now = time.monotonic()
+        if not self._killed:
             self._killed, self.limit = True, limit
-            self.deadline = None
+            self.deadline = now + _KEEPER_SECONDS
             self._keeper.kill()
+        elif self.deadline is not None and self.deadline <= now:
+            self.deadline = None
+            self._keeper.kill(signal.SIGKILL)
 
     def signal(self, number):
         """The leader of its terminal's session, and the group in the foreground, after a signal to that; 0 and 0 if
@@ -707,7 +737,7 @@ class StartedProgram(Streams):
     def _reported(self, fd):
         report = self._keeper.read_report()
         failure = errno.ENOMEM
-        if report is None:  # the keeper was killed, for this container's memory
+        if report is None:  # the keeper was killed: for this container's memory, or by programs that are root
             self._status = signal.SIGKILL
             self._resident.end_user()
         elif self.leader:
@@ -836,6 +866,14 @@ class Resident:
 
     def end_user(self):
         """End all processes of the programs' user. Return whether that was done."""
+        if self.user.may_become_others:  # the programs, keepers too, are all but this process, which nobody can end
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+            if self._idle is not None:
+                self.forget(self._idle.report)
+                self._idle.close()
+                self._idle = None
+            return True
         deadline = time.monotonic() + _END_USER_SECONDS
         while time.monotonic() < deadline:
             try:
@@ -990,7 +1028,7 @@ def main(user, home, env, seconds, lines):
     base64."""
     user = User(user) if user else OwnUser()
     os.environ.update(env, HOME=user.home if home is None else home)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # programs that are root may send any
     prctl(_PR_SET_DUMPABLE, 0)
     try:
         if user.separate:
@@ -1002,8 +1040,8 @@ def main(user, home, env, seconds, lines):
     if user.separate and user.uid == 0:
         prctl(_PR_SET_KEEPCAPS, 1)
         os.setresgid(OWN_USER, OWN_USER, OWN_USER)
-        os.setresuid(OWN_USER, OWN_USER, OWN_USER)
-        set_capabilities(_OWN_CAPABILITIES)
+        os.setresuid(OWN_USER, OWN_USER, _SAVED_USER)
+        set_capabilities(user.own_capabilities)
     resident = Resident(user, seconds, lines)
     resident.send({"ready": True, "user": [user.uid, user.gid], "groups": user.groups})
     resident.serve()

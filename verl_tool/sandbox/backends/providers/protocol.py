@@ -14,8 +14,8 @@ from verl_tool.sandbox.limits import SessionLimits
 
 RESIDENT_CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN")
 """Of the resident process, which becomes the programs' user to start them, and ends them."""
-CAPABILITIES_FOR_ROOT = ("SETPCAP", "DAC_OVERRIDE", "FOWNER", "FSETID")
-"""In addition, where the image's files may be changed; its root keeps those about files."""
+CAPABILITIES_FOR_ROOT = ("SETPCAP", "DAC_OVERRIDE", "FOWNER", "FSETID", "NET_BIND_SERVICE", "SYS_CHROOT")
+"""In addition, where the image's files may be changed, for programs that are root."""
 OWN_PROCESSES = 8
 """Number of processes that are not the model's: the resident, and a keeper for each program."""
 
