@@ -57,6 +57,12 @@ def main(
         bool,
         typer.Option("--network", help="Tasks have the network that they have in Harbor: by default all hosts."),
     ] = False,
+    trust_image: Annotated[
+        bool,
+        typer.Option(
+            "--trust_image", help="Where programs are root, verifiers see all that they changed, and run it too."
+        ),
+    ] = False,
     ignore_build: Annotated[
         bool, typer.Option("--ignore_build", help="Leave out what a Dockerfile builds (RUN, ENV, ...).")
     ] = False,
@@ -76,9 +82,11 @@ def main(
             raise ConfigError("--offline and --network contradict each other; give one of them")
         if images and builder is None:
             raise ConfigError("--images runs tasks in containers; add --backend podman or docker")
+        if trust_image and builder is None:
+            raise ConfigError("--trust_image is for containers; add --backend podman or docker")
         with open_source(source, subfolder=subfolder, revision=revision) as folder:
             reading = {"offline": offline, "network": network, "ignore_build": ignore_build}
-            run = _Check(task_folders(folder), reading, attacks, builder, images, console)
+            run = _Check(task_folders(folder), reading, attacks, builder, images, trust_image, console)
             findings = asyncio.run(run.run())
     except VerlToolError as error:
         console.print(f"[red]{escape(str(error))}[/red]")
@@ -98,9 +106,11 @@ class _Check:
         attacks: Sequence[TaskAttack],
         builder: ImageBuilder | None,
         all_images: bool,
+        trust_image: bool,
         console: Console,
     ) -> None:
         self._attacks, self._builder, self._all_images, self._console = attacks, builder, all_images, console
+        self._trust_image = trust_image
         self._names = [folder.name for folder in folders]
         self._problems: dict[str, str] = {}
         self._tasks: dict[str, Task] = {}
@@ -114,12 +124,12 @@ class _Check:
         with self._console.status("") as status:
             images = await self._prepare_images(status.update)
             async with SandboxPool(workers=1, warm_modules=(), for_sessions=True) as pool:
-                workspaces = TaskWorkspaces(pool, self._builder, images)
+                workspaces = TaskWorkspaces(pool, self._builder, images, self._trust_image)
                 findings = []
                 for number, name in enumerate(self._names, 1):
                     status.update(f"{number} of {len(self._names)}: {escape(name)}")
                     finding = await self._check(name, workspaces)
-                    warning = images[name].warning if name in images else ""
+                    warning = images[name].warning if name in images and not self._trust_image else ""
                     findings.append(replace(finding, warning=warning))
         return findings
 

@@ -29,6 +29,8 @@ class TaskWorkspaces:
     builder: ImageBuilder | None = None
     images: Mapping[str, TaskImage] = field(default_factory=dict)
     """Images of the tasks that run in containers, by the tasks' names."""
+    trust_image: bool = False
+    """Of `ContainerSettings`."""
 
     def verification(self, task: Task) -> Verification:
         """The verifier of a task, as its user."""
@@ -60,6 +62,7 @@ class TaskWorkspaces:
             self.images[task.name].name,
             cpus=environment.cpus or 1.0,
             writable=True,
+            trust_image=self.trust_image,
             folders=(_SOLUTION_FOLDER,),
             allowed_hosts=task.allowed_hosts,
         )

@@ -31,6 +31,7 @@ from verl_tool.agent_workers.reward_manager.base import options_in as reward_opt
 from verl_tool.agent_workers.reward_manager.by_source import BySourceOptions  # noqa: E402
 from verl_tool.agent_workers.reward_manager.grading.shaping import Shaping  # noqa: E402
 from verl_tool.errors import ConfigError  # noqa: E402
+from verl_tool.gateway.program.container_program import ContainerOptions  # noqa: E402
 from verl_tool.platforms import attention  # noqa: E402
 from verl_tool.trainer import main_ppo  # noqa: E402
 from verl_tool.trainer.composition import leaves  # noqa: E402
@@ -348,7 +349,9 @@ def test_tasks_of_the_terminal_recipe_run_in_containers(monkeypatch, profile, im
     assert ("--images" in command) == (profile == "gpu")
     if profile == "gpu":
         assert {(each.allowed_hosts, each.max_memory_mb) for each in options} == {(("pypi.org",), 4096)}
-        assert {(each.max_row_cpus, each.max_row_memory_mb) for each in options} == {(8.0, 16384)}
+        assert {(each.max_row_cpus, each.max_row_memory_mb, each.trust_image) for each in options} == {
+            (8.0, 16384, False)
+        }
 
 
 @pytest.mark.parametrize(("engine", "image"), [("", None), ("podman", "python:3.12")])
@@ -358,8 +361,9 @@ def test_the_agent_s_tasks_run_where_their_images_are_built(monkeypatch, tmp_pat
     config = composed("unmodified_agent/train.sh", f"gateway.program.install={tmp_path}", PROFILE="gpu")
     main_ppo.complete(config)
     program = config.gateway.program
-    assert (list(program.container.allowed_hosts), program.container.cpus) == (["*.pypi.org:443"], 2)
-    assert (program.container.max_row_cpus, program.container.max_row_memory_mb) == (8, 16384)
+    options = ContainerOptions.model_validate(OmegaConf.to_container(program.container))
+    assert (options.allowed_hosts, options.cpus) == (("*.pypi.org:443",), 2.0)
+    assert (options.max_row_cpus, options.max_row_memory_mb) == (8.0, 16384)
     assert (program.image, program.container.engine) == (image, engine or "docker")
     assert program.container.writable == bool(engine)
     [command] = commands(config, "make_data")

@@ -385,6 +385,12 @@ except PermissionError: print('refused')
 }
 
 
+async def test_a_working_folder_that_the_image_does_not_have_is_made() -> None:
+    settings = ContainerSettings(real("podman"), REAL_IMAGE, writable=True, workdir="/srv/a/b")
+    async with Container(settings, LIMITS) as container:
+        assert (await container.exec("pwd; stat -c %u:%a .")).stdout == "/srv/a/b\n0:755\n"
+
+
 async def test_root_of_an_image_may_become_others_and_listen_to_any_port() -> None:
     async with Container(ContainerSettings(real("podman"), REAL_IMAGE, writable=True), LIMITS) as container:
         code = "socket.create_server(('127.0.0.1', 80)); become(33); print(os.getuid()); os.setuid(0)"

@@ -557,7 +557,8 @@ class Container:
             **(egress.VARIABLES if self._settings.allowed_hosts else {}),
             **dict(self._image.loader),
         }
-        return {"user": user, "home": home, "env": env, "seconds": self._settings.max_seconds}
+        folder = self.work_directory if writable and self._settings.committed is None else ""
+        return {"user": user, "home": home, "folder": folder, "env": env, "seconds": self._settings.max_seconds}
 
 
 def _archive(*arguments: object) -> str:

@@ -144,8 +144,8 @@ class User:
         self.may_become_others = self.uid == 0 and os.getpid() == 1
         """Whether its programs may be any user."""
         permitted = permitted_capabilities()
-        wanted = _CAPABILITIES_OF_ROOT if self.may_become_others else _CAPABILITIES_FOR_FILES
-        self._capabilities = [number for number in wanted if number in permitted and self.uid == 0]
+        full = _CAPABILITIES_OF_ROOT if self.may_become_others else _CAPABILITIES_FOR_FILES
+        self._capabilities = [number for number in full if number in permitted and self.uid == 0]
         self.own_capabilities = [number for number in _OWN_CAPABILITIES if number in permitted]
         """Of this process, where its programs are root."""
 
@@ -1022,14 +1022,17 @@ class Resident:
             program.kill("cancelled")
 
 
-def main(user, home, env, seconds, lines):
+def main(user, home, folder, env, seconds, lines):
     """user: of the programs, as of a Dockerfile's USER; empty: that of this process. home: theirs; None: as the image
-    has it. env: further variables of theirs. seconds: that this process lives at most. lines: frames are lines of
-    base64."""
+    has it. folder: is made, as engines do for a working folder that an image names and does not have; empty: none. env:
+    further variables of theirs. seconds: that this process lives at most. lines: frames are lines of base64."""
     user = User(user) if user else OwnUser()
     os.environ.update(env, HOME=user.home if home is None else home)
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # programs that are root may send any
     prctl(_PR_SET_DUMPABLE, 0)
+    with contextlib.suppress(OSError):
+        if folder:
+            os.makedirs(folder, exist_ok=True)
     try:
         if user.separate:
             os.setgroups([])
