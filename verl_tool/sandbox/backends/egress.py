@@ -178,7 +178,7 @@ def _covers(pattern: str, host: str) -> bool:
     address = _address(other.strip("[]"))
     if address is not None and not _is_public(str(address)):  # it would be listed itself, and so reached
         return other.lower() == name.lower()
-    listed, network = _network(pattern), _network(host) or (address and ipaddress.ip_network(address))
+    listed, network = _network(pattern), _network(host if address is None else f"{address}/{address.max_prefixlen}")
     if listed is not None and network is not None:
         return listed.version == network.version and network.subnet_of(listed)  # type: ignore[arg-type]
     return fnmatchcase(other.lower(), name.lower()) or other.lower() == name.lower()

@@ -48,7 +48,7 @@ async def test_programs_and_files_on_python_3_8(tmp_path: Path, lines: bool) -> 
     assert process.stdout is not None
     client = ResidentClient(process.stdout, process.stdin, lines)
     # Its own user: no other can be had everywhere.
-    await client.begin({"user": "", "home": str(tmp_path), "env": {}, "seconds": 50})
+    await client.begin({"user": "", "home": str(tmp_path), "folder": "", "env": {}, "seconds": 50})
     run = {"env": {}, "cwd": str(tmp_path), "seconds": 20, "bytes": 1000, "python": None}
     header, content = await client.ask("run", b"in", argv=["sh", "-c", "cat; echo err >&2; exit 3"], **run)
     assert (header["status"] >> 8, content) == (3, b"inerr\n")

@@ -485,7 +485,7 @@ class KeeperClient:
 class Streams:
     """Descriptors whose bytes go to the server, and one that takes bytes of it."""
 
-    deadline = None
+    deadline: "float | None" = None
 
     def __init__(self, resident, number):
         self.id = number
