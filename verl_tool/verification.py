@@ -43,7 +43,7 @@ class Verification(BaseModel):
 
     files: str
     """Of `verl_tool.content.packed_files.pack`; ``test.sh`` is among them."""
-    timeout_seconds: float = Field(default=120.0, gt=0, le=3600)
+    timeout_seconds: float = Field(default=120.0, gt=0, le=14400)
     """For the program. One that takes longer gives the reward 0."""
     env: dict[str, str] = {}
     """Variables on top of those of the sandbox."""

@@ -97,7 +97,8 @@ def read_tasks(
     tasks, problems = [], []
     for folder in folders:
         try:
-            task = read_task(folder, ignore_build=ignore_build, offline=offline, network=network)
+            reading = {"ignore_build": ignore_build, "offline": offline, "network": network}
+            task = read_task(folder, **reading, with_solution=False)
             if task.needs_image and not builds and not (images and is_published(task)):
                 raise ConfigError(f"task {folder}: {task.needs_image}; build its image with --backend podman or docker")
             tasks.append(task)
@@ -121,7 +122,7 @@ async def build_images(
     with Console().status("images") as status:
 
         async def build(task: Task) -> list[tuple[Task, TaskImage | None]]:
-            if not every and not task.needs_image:
+            if not every and not task.needs_image and not task.image:
                 return [(task, None)]
 
             def display(line: str) -> None:

@@ -55,7 +55,7 @@ def test_a_task_needs_neither_files_nor_a_solution(folder: Path) -> None:
     [
         ("task.toml", None, "there is no task.toml"),
         ("task.toml", "version = ", "is no TOML"),
-        ("task.toml", "[verifier]\ntimeout_sec = 4000", "at timeout_seconds: .* less than or equal to 3600"),
+        ("task.toml", "[verifier]\ntimeout_sec = 15000", "at timeout_seconds: .* less than or equal to 14400"),
         ("instruction.md", None, "there is no instruction.md"),
         ("instruction.md", "\n", "instruction.md is empty"),
         ("tests/test.sh", None, "there is no tests/test.sh"),

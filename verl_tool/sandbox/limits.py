@@ -6,6 +6,9 @@ from dataclasses import dataclass, fields
 
 from verl_tool.errors import ConfigError
 
+CONTAINER_OPEN_FILES = 4096
+"""In place of `Limits.open_files`, for containers, whose images have programs of any kind."""
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -63,6 +63,10 @@ def main(
             "--trust_image", help="Where programs are root, verifiers see all that they changed, and run it too."
         ),
     ] = False,
+    shared_verifier: Annotated[
+        bool,
+        typer.Option("--shared_verifier", help="Verifiers run beside what solutions leave running, which can cheat."),
+    ] = False,
     ignore_build: Annotated[
         bool, typer.Option("--ignore_build", help="Leave out what a Dockerfile builds (RUN, ENV, ...).")
     ] = False,
@@ -82,11 +86,12 @@ def main(
             raise ConfigError("--offline and --network contradict each other; give one of them")
         if images and builder is None:
             raise ConfigError("--images runs tasks in containers; add --backend podman or docker")
-        if trust_image and builder is None:
-            raise ConfigError("--trust_image is for containers; add --backend podman or docker")
+        if (trust_image or shared_verifier) and builder is None:
+            raise ConfigError("--trust_image and --shared_verifier are for containers; add --backend podman or docker")
         with open_source(source, subfolder=subfolder, revision=revision) as folder:
             reading = {"offline": offline, "network": network, "ignore_build": ignore_build}
-            run = _Check(task_folders(folder), reading, attacks, builder, images, trust_image, console)
+            seeing = _Seeing(trust_image, shared_verifier)
+            run = _Check(task_folders(folder), reading, attacks, builder, images, seeing, console)
             findings = asyncio.run(run.run())
     except VerlToolError as error:
         console.print(f"[red]{escape(str(error))}[/red]")
@@ -94,6 +99,14 @@ def main(
     _print(console, findings)
     if any(finding.problem for finding in findings):
         raise typer.Exit(1)
+
+
+@dataclass(frozen=True)
+class _Seeing:
+    """What verifiers see in containers, as of `TaskWorkspaces`."""
+
+    trust_image: bool
+    shared_verifier: bool
 
 
 class _Check:
@@ -106,11 +119,11 @@ class _Check:
         attacks: Sequence[TaskAttack],
         builder: ImageBuilder | None,
         all_images: bool,
-        trust_image: bool,
+        seeing: _Seeing,
         console: Console,
     ) -> None:
         self._attacks, self._builder, self._all_images, self._console = attacks, builder, all_images, console
-        self._trust_image = trust_image
+        self._seeing = seeing
         self._names = [folder.name for folder in folders]
         self._problems: dict[str, str] = {}
         self._tasks: dict[str, Task] = {}
@@ -124,12 +137,12 @@ class _Check:
         with self._console.status("") as status:
             images = await self._prepare_images(status.update)
             async with SandboxPool(workers=1, warm_modules=(), for_sessions=True) as pool:
-                workspaces = TaskWorkspaces(pool, self._builder, images, self._trust_image)
+                workspaces = TaskWorkspaces(pool, self._builder, images, **asdict(self._seeing))
                 findings = []
                 for number, name in enumerate(self._names, 1):
                     status.update(f"{number} of {len(self._names)}: {escape(name)}")
                     finding = await self._check(name, workspaces)
-                    warning = images[name].warning if name in images and not self._trust_image else ""
+                    warning = images[name].warning if name in images and not any(asdict(self._seeing).values()) else ""
                     findings.append(replace(finding, warning=warning))
         return findings
 
@@ -148,7 +161,9 @@ class _Check:
             except VerlToolError as error:
                 self._problems[name] = str(error)
 
-        chosen = {name: task for name, task in self._tasks.items() if task.needs_image or self._all_images}
+        chosen = {
+            name: task for name, task in self._tasks.items() if self._all_images or task.needs_image or task.image
+        }
         await asyncio.gather(*(prepare(name, task) for name, task in chosen.items()))
         return images
 

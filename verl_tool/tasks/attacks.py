@@ -21,7 +21,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox.backends import WorkspaceSandbox
-from verl_tool.servers.tools.workspace.verifier import verify
 from verl_tool.tasks.task import Task
 from verl_tool.tasks.task_workspace import TaskWorkspaces
 from verl_tool.verification import Verdict
@@ -92,4 +91,4 @@ async def attempt(attack: TaskAttack, task: Task, workspaces: TaskWorkspaces) ->
     """The verdict on a workspace in which nothing was done but the attack. Raises SandboxError or ToolFault."""
     async with workspaces.open(task) as workspace:
         await attack.prepare(workspace, task)
-        return await verify(workspace, workspaces.verification(task))
+        return await workspaces.verify(task, workspace)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from verl_tool.errors import SandboxError, ToolFault, VerlToolError
-from verl_tool.servers.tools.workspace.verifier import verify
 from verl_tool.tasks.attacks import TaskAttack, attempt
 from verl_tool.tasks.task import SOLUTION, Task
 from verl_tool.tasks.task_workspace import TaskWorkspaces, run_solution
@@ -82,19 +81,16 @@ async def check_attacks(
 
 
 class _Failed(VerlToolError):
-    """The solution failed."""
+    """The solution failed, and did not get its reward."""
 
 
 async def _attempt(task: Task, workspaces: TaskWorkspaces, *, solve: bool) -> Verdict:
     async with workspaces.open(task) as workspace:
-        if solve:
-            result = await run_solution(task, workspace)
-            if not result.ok:
-                how = (
-                    f"exit code {result.exit_code}" if result.exit_code is not None else f"ended by {result.limit_hit}"
-                )
-                raise _Failed(f"solution/{SOLUTION}: {how}: {result.output[-_MAX_DISPLAY_CHARACTERS:].strip()}")
-        return await verify(workspace, workspaces.verification(task))
+        failure = await run_solution(task, workspace, stays=workspaces.shared_verifier) if solve else ""
+        verdict = await workspaces.verify(task, workspace)
+        if failure and verdict.reward != 1.0:
+            raise _Failed(failure)
+        return verdict
 
 
 def _problem(verdicts: list[Verdict], wanted: float, what: str) -> str:

@@ -83,7 +83,7 @@ def reject_build_steps(dockerfile: str) -> None:
 
 
 def is_compose_file(path: str) -> bool:
-    return re.fullmatch(r"(docker-)?compose\.ya?ml", path) is not None
+    return path == "docker-compose.yaml"
 
 
 def check_compose(path: str, text: str) -> None:

@@ -98,11 +98,19 @@ def task_folders(folder: Path) -> list[Path]:
     return found
 
 
-def read_task(folder: Path, *, ignore_build: bool = False, offline: bool = False, network: bool = False) -> Task:
+def read_task(
+    folder: Path,
+    *,
+    ignore_build: bool = False,
+    offline: bool = False,
+    network: bool = False,
+    with_solution: bool = True,
+) -> Task:
     """Read the task in `folder`.
 
     Args:
         folder: with ``task.toml``.
+        with_solution: a training needs none.
         ignore_build: as of `workspace_files`.
         offline: a task that requests a network runs without one.
         network: a task runs in a container with the network that it has in Harbor.
@@ -110,12 +118,12 @@ def read_task(folder: Path, *, ignore_build: bool = False, offline: bool = False
     Raises ConfigError that names the wrong file.
     """
     try:
-        return _read(folder, ignore_build, offline, network)
+        return _read(folder, ignore_build, offline, network, with_solution)
     except ConfigError as error:
         raise ConfigError(f"task {folder}: {error}") from None
 
 
-def _read(folder: Path, ignore_build: bool, offline: bool, network: bool) -> Task:
+def _read(folder: Path, ignore_build: bool, offline: bool, network: bool, with_solution: bool) -> Task:
     config = parse_config(_text(folder / CONFIG), any_network=offline or network)
     hosts = requested_hosts(config.agent, config) if network else ()
     verifier_hosts = requested_hosts(config.verifier, config) if network else ()
@@ -131,7 +139,9 @@ def _read(folder: Path, ignore_build: bool, offline: bool, network: bool) -> Tas
     if not instruction:
         raise ConfigError(f"{INSTRUCTION} is empty; write what the model is to do")
     context = folder / "environment"
-    files, reason = _files_of(context, ignore_build) if context.is_dir() else ({}, "")
+    has_image = config.environment.docker_image is not None
+    files, reason = _files_of(context, ignore_build, has_image) if context.is_dir() else ({}, "")
+    has_solution = with_solution and (folder / "solution").is_dir()
     reasons = [*_image_reasons(config, context), *([reason] if reason else [])]
     reasons += ["it requests a network"] if hosts or verifier_hosts else []
     return Task(
@@ -139,7 +149,7 @@ def _read(folder: Path, ignore_build: bool, offline: bool, network: bool) -> Tas
         instruction=instruction,
         files={} if reasons and (context / DOCKERFILE).is_file() else files,
         verification=verification,
-        solution=unpack(pack(_part(folder, "solution", SOLUTION))) if (folder / "solution").is_dir() else {},
+        solution=unpack(pack(_part(folder, "solution", SOLUTION))) if has_solution else {},
         solution_env=config.solution.env,
         seconds=config.agent.timeout_sec or _SECONDS,
         metadata=config.metadata,
@@ -170,8 +180,9 @@ def _image_reasons(config: TaskConfig, context: Path) -> Iterator[str]:
             yield f"{part}.user is set"
 
 
-def _files_of(context: Path, ignore_build: bool) -> tuple[dict[str, PackedFile], str]:
-    """The files of a workspace in the sandbox, and why they need an image instead. Raises ConfigError."""
+def _files_of(context: Path, ignore_build: bool, has_image: bool) -> tuple[dict[str, PackedFile], str]:
+    """The files of a workspace in the sandbox, and why they need an image instead. has_image: there is one in the place
+    of the Dockerfile. Raises ConfigError."""
     dockerfile = context / DOCKERFILE
     try:
         if dockerfile.is_file() and not ignore_build:
@@ -183,7 +194,9 @@ def _files_of(context: Path, ignore_build: bool) -> tuple[dict[str, PackedFile],
                 raise NeedsImageError(f"environment/ cannot be packed: {error}") from None
             raise
         return workspace_files(files, ignore_build=ignore_build), ""
-    except NeedsImageError as error:
+    except ConfigError as error:
+        if not has_image and not isinstance(error, NeedsImageError):
+            raise
         return {}, str(error)
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from verl_tool.errors import ConfigError
 from verl_tool.sandbox.backends.egress import EgressProxy, narrow_hosts
@@ -23,7 +23,8 @@ else:
 
 CONFIG = "task.toml"
 SCHEMA_VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
-_HOST_VARIABLE = re.compile(r"\$\{[^}:]+(:-.*)?\}")
+_HOST_VARIABLE = re.compile(r"\$\{[^}:]+\}")
+_WITH_DEFAULT = re.compile(r"\$\{[^}:]+:-(.*)\}", re.DOTALL)
 _SIZE = re.compile(r"\s*([0-9.]+)\s*([GMK])\s*", re.IGNORECASE)
 _MEGABYTES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
@@ -36,9 +37,20 @@ def _parse_megabytes(value: object) -> object:
     return int(float(match[1]) * _MEGABYTES[match[2].upper()])
 
 
+def _take_default(value: str) -> str:
+    """Return what stands for a variable of the host that is not set, as none is here."""
+    match = _WITH_DEFAULT.fullmatch(value)
+    return value if match is None else match[1]
+
+
+def _to_integer(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 Seconds = Annotated[float, Field(gt=0)]
 NetworkMode = Literal["no-network", "public", "allowlist"]
-Megabytes = Annotated[int, Field(gt=0)]
+Variables = dict[str, Annotated[str, AfterValidator(_take_default)]]
+Megabytes = Annotated[int, Field(gt=0), BeforeValidator(_to_integer)]
 Size = Annotated[Megabytes, BeforeValidator(_parse_megabytes)]
 User = str | int
 ROOT = ("root", "0", 0)
@@ -62,7 +74,7 @@ class AgentTable(_PhaseTable):
 class VerifierTable(_PhaseTable):
     """``[verifier]``"""
 
-    env: dict[str, str] = {}
+    env: Variables = {}
     environment_mode: Literal["shared", "separate"] | None = None
     environment: dict[str, Any] | None = None
     collect: list[Any] = []
@@ -71,7 +83,7 @@ class VerifierTable(_PhaseTable):
 class SolutionTable(_Table):
     """``[solution]``"""
 
-    env: dict[str, str] = {}
+    env: Variables = {}
 
 
 class EnvironmentTable(_Table):
@@ -90,7 +102,7 @@ class EnvironmentTable(_Table):
     gpu_types: list[str] | None = None
     tpu: dict[str, Any] | None = None
     mcp_servers: list[Any] = []
-    env: dict[str, str] = {}
+    env: Variables = {}
     skills_dir: str | None = None
     healthcheck: dict[str, Any] | None = None
     workdir: Annotated[str, Field(pattern="^/")] | None = None

@@ -361,7 +361,7 @@ def test_the_agent_s_tasks_run_where_their_images_are_built(monkeypatch, tmp_pat
     config = composed("unmodified_agent/train.sh", f"gateway.program.install={tmp_path}", PROFILE="gpu")
     main_ppo.complete(config)
     program = config.gateway.program
-    options = ContainerOptions.model_validate(OmegaConf.to_container(program.container))
+    options = ContainerOptions.model_validate(OmegaConf.to_container(program.container, resolve=True))
     assert (options.allowed_hosts, options.cpus) == (("*.pypi.org:443",), 2.0)
     assert (options.max_row_cpus, options.max_row_memory_mb) == (8.0, 16384)
     assert (program.image, program.container.engine) == (image, engine or "docker")

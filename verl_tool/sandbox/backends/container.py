@@ -90,6 +90,8 @@ class Container:
         self._cells = Cells(self)
         self._wall = 0.0
         self.pristine = True
+        self.started_at = 0.0
+        """Time of the start, in seconds since the epoch."""
         self.work_directory = settings.workdir or wire.WORK_DIRECTORY
         """Where its programs start. That of the image is known after `start`."""
         self._image = ImageSettings("", "")
@@ -127,6 +129,7 @@ class Container:
             self._image = replace(self._image, user=settings.user)
         if settings.writable and not settings.workdir:
             self.work_directory = self._image.workdir
+        self.started_at = time.time()
         async with hold_slot(_starting.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_STARTS))):
             await asyncio.wait_for(self._start(), self.provider.start_seconds)
 
@@ -289,6 +292,20 @@ class Container:
         if self._copies_work_folder():
             return (*_IN_MEMORY, self.work_directory)
         return (*_IN_MEMORY, "/") if self._settings.writable else _IN_MEMORY
+
+    def reset_wall(self) -> None:
+        """Give its calls their total wall time once more."""
+        self._wall = 0.0
+
+    @property
+    def allowed_hosts(self) -> tuple[str, ...]:
+        """Hosts that its programs reach."""
+        return self._settings.allowed_hosts
+
+    @property
+    def trusts_image(self) -> bool:
+        """Whether verifiers run the image's programs as they were left."""
+        return self._settings.trust_image
 
     @property
     def is_writable(self) -> bool:

@@ -24,7 +24,7 @@ PORT = 3128
 VARIABLES = {
     name: value
     for proxy, url in (("http_proxy", f"http://127.0.0.1:{PORT}"), ("https_proxy", f"http://127.0.0.1:{PORT}"))
-    for name, value in ((proxy, url), (proxy.upper(), url), ("no_proxy", "localhost,127.0.0.1"))
+    for name, value in ((proxy, url), (proxy.upper(), url), ("no_proxy", "localhost,127.0.0.1,0.0.0.0,::1"))
 }
 _PATTERN = re.compile(r"[A-Za-z0-9.*_-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,18 @@ def test_how_large_folders_are(work: Path) -> None:
     assert copied_files.is_large([str(work)], 1 << 29, 10)
     assert not copied_files.is_large([str(work)], 1 << 31, 10)
     assert copied_files.is_large([str(work)], 1 << 31, 2)
+
+
+def test_of_an_image_only_what_was_changed_makes_it_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    walk = copied_files._walk
+    monkeypatch.setattr(copied_files, "_walk", lambda path, *rest: walk(str(tmp_path) if path == "/" else path, *rest))
+    (tmp_path / "image").write_bytes(b"x" * 100)
+    since = time.time() + 0.05
+    time.sleep(0.1)
+    assert copied_files.is_large(("/",), 50, 9)
+    assert not copied_files.is_large(("/",), 50, 9, since)
+    os.utime(tmp_path / "image", (0, 0))
+    assert copied_files.is_large(("/",), 50, 9, since), "whatever date a program gives it"
 
 
 def test_mount_points_are_found() -> None:

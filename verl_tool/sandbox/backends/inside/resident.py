@@ -76,7 +76,7 @@ _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 _NOT_FOUND, _CANNOT_RUN = 127, 126
 _BACKLOG = 64
 _END_USER_SECONDS = 5.0
-_MAX_CONNECTIONS = 32
+_MAX_CONNECTIONS = 128
 """Of programs to the port that is passed on; further ones are closed."""
 _READS_AFTER_END = 64
 """Of what a program that has ended left in a pipe or on its terminal: as much as fits."""

@@ -122,11 +122,11 @@ def run_arguments(spec: ContainerSpec) -> list[str]:
         *("--security-opt", "no-new-privileges"),
         *("--memory", str(limits.memory_bytes), "--memory-swap", str(limits.memory_bytes)),
         *("--pids-limit", str(limits.processes + OWN_PROCESSES), "--cpus", f"{min(settings.cpus, _num_cpus()):g}"),
-        *("--ulimit", f"nofile={limits.open_files}:{limits.open_files}"),
+        *("--ulimit", "nofile={0}:{0}".format(_allowed(resource.RLIMIT_NOFILE, limits.open_files))),
         # One --ulimit replaces all defaults of the engine. Without this one, podman requests more processes than
         # are allowed without CAP_SYS_RESOURCE. It counts the processes of all containers, which share a user. The
         # limit of one container is --pids-limit.
-        *("--ulimit", f"nproc={_user_processes()}:{_user_processes()}"),
+        *("--ulimit", "nproc={0}:{0}".format(_allowed(resource.RLIMIT_NPROC, _MAX_USER_PROCESSES))),
         *(word for folder in tmpfs for word in ("--tmpfs", folder)),
         # What is started is root, and programs that were not may have changed a committed image.
         *(word for name in LOADER_VARIABLES if settings.committed for word in ("--env", f"{name}=")),
@@ -139,10 +139,10 @@ def _num_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def _user_processes() -> int:
-    """Return the maximum number of processes per user that this process can allow."""
-    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    return _MAX_USER_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _MAX_USER_PROCESSES)
+def _allowed(limit: int, requested: int) -> int:
+    """Return what of a resource limit this process can allow."""
+    hard = resource.getrlimit(limit)[1]
+    return requested if hard == resource.RLIM_INFINITY else min(hard, requested)
 
 
 def _end_of(complaint: bytes) -> str:

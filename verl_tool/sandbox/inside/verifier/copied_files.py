@@ -137,9 +137,9 @@ def _may_stay(entry, own, outside, names):
     return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 
 
-def is_large(folders, max_bytes, max_files):
+def is_large(folders, max_bytes, max_files, since=0.0):
     """Return whether `folders` have more than so many bytes or files. In ``/`` only what this process's user may have
-    written counts."""
+    written counts: its files that were changed after the time `since`, which a program cannot set."""
     size = count = 0
     for folder in folders:
         is_root = folder == "/"
@@ -153,12 +153,10 @@ def is_large(folders, max_bytes, max_files):
             own = found.st_uid == os.geteuid()
             if own and found.st_mode & _READABLE != _READABLE:
                 return True  # what is in it is not known
-            sizes = [
-                entry.stat(follow_symlinks=False).st_size
-                for entry in entries
-                if not is_root or _is_of(entry, os.geteuid())
-            ]
-            size, count = size + sum(sizes), count + len(sizes)
+            counted = [found for found in map(_stat, entries) if found is not None]
+            if is_root:
+                counted = [found for found in counted if found.st_uid == os.geteuid() and found.st_ctime >= since]
+            size, count = size + sum(each.st_size for each in counted), count + len(counted)
             if size > max_bytes or count > max_files:
                 return True
     return False
@@ -194,10 +192,15 @@ def _scanned(path):
 
 
 def _is_of(entry, user):
+    found = _stat(entry)
+    return found is not None and found.st_uid == user
+
+
+def _stat(entry):
     try:
-        return entry.stat(follow_symlinks=False).st_uid == user
+        return entry.stat(follow_symlinks=False)
     except PermissionError:
-        return False
+        return None
 
 
 def _remove(entry):

@@ -34,7 +34,7 @@ TESTS, LOGS, _OWN = "/tests", "/logs/verifier", wire.VERIFIER_DIRECTORY
 _INSIDE = Path(sandbox.__file__).parent / "inside" / "verifier"
 _COMMAND = f'#!/bin/sh\nexec python3 -I {_OWN}/lib/in_workspace.py "$@"\n'
 """The helper for shells."""
-_MADE = (LOGS, f"{_OWN}/home/tmp", f"{_OWN}/lib", f"{_OWN}/bin", CALLS)
+_MADE = (LOGS, "/logs/agent", "/logs/artifacts", f"{_OWN}/home/tmp", f"{_OWN}/lib", f"{_OWN}/bin", CALLS)
 _NOT_EMPTY, _NO_LINKS = 8, 9
 """Exit codes of `_PREPARE` and `_PREPARE_SESSION`."""
 _PREPARE = f"""
@@ -56,6 +56,8 @@ ROOT = "0:0"
 """Not by name: the image's /etc/passwd may have been changed."""
 _FOLDERS = (TESTS, "/logs", _OWN)
 """The verifier's."""
+SHARED_FOLDERS = (TESTS, "/logs")
+"""Those in memory of a container in which a verifier runs beside its trajectory (`verify_in_place`)."""
 ENVIRONMENT = MappingProxyType(
     {
         "HOME": f"{_OWN}/home",
@@ -76,6 +78,8 @@ ENVIRONMENT = MappingProxyType(
 WORKSPACE_VARIABLE = "VERL_TOOL_WORKSPACE"
 """``container`` where the copy of the workspace has the paths and programs of the workspace itself."""
 _START = f'PATH="{_OWN}/bin:$PATH" exec bash --noprofile --norc {TESTS}/test.sh'
+_START_TRUSTED = f'PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{_OWN}/lib" {_START}'
+"""With the image's own environment, such as its HOME, of which the trajectory may have changed all."""
 _EXTRA_BYTES, _EXTRA_FILES, _MIN_PROCESSES = 64 << 20, 4096, 64
 """Limits of a verifier beyond those of the workspace, whose files it has as well."""
 LARGE_BYTES, LARGE_FILES = 256 << 20, 50_000
@@ -110,11 +114,45 @@ async def verify(session: WorkspaceSandbox, verification: Verification) -> Verdi
     return Verdict(reward, reason, numbers, seconds=time.monotonic() - began)
 
 
+async def verify_in_place(container: Container, verification: Verification) -> Verdict:
+    """Run the verifier in the trajectory's own container, beside what runs there, as Harbor's shared verifier. Programs
+    of the trajectory can read its files and write its reward. The container has the folders of `SHARED_FOLDERS`. Raises
+    ToolFault if the container is lost, or the verifier needs another user or other hosts; SandboxError."""
+    began = time.monotonic()
+    hosts = verification.allowed_hosts
+    if verification.user and container.require().user[0] != 0:
+        problem = f"the row's verifier is {verification.user}, and programs of the container are not"
+    elif hosts is not None and set(hosts) != set(container.allowed_hosts):
+        problem = (
+            f"the row's verifier reaches {list(hosts)!r:.200}, and its container {list(container.allowed_hosts)!r:.200}"
+        )
+    else:
+        problem = ""
+    if problem:
+        raise ToolFault(FaultKind.MISCONFIGURED, f"{problem}; leave out shared_verifier", retryable=False)
+    container.reset_wall()
+    folders = f"{LOGS} /logs/agent /logs/artifacts {TESTS}"
+    made = await container.exec(f"rm -rf {LOGS} {TESTS}/*; mkdir -p {folders}", cwd="/", wall_seconds=MARGIN_SECONDS)
+    if not made.ok:
+        return Verdict(0.0, f"the verifier's folders cannot be made: {made.output[-_MAX_MESSAGE_CHARACTERS:]}")
+    try:
+        await lay_out(container, await asyncio.to_thread(unpack, verification.files), TESTS)
+    except OSError as error:
+        return Verdict(0.0, f"the verifier's files cannot be written: {error}")
+    result = await container.exec(
+        ["bash", f"{TESTS}/test.sh"], wall_seconds=verification.timeout_seconds, env=verification.env
+    )
+    reward, why, numbers = await read_reward(container, result, verification)
+    message = "\n".join(part for part in (why, result.output[-_MAX_MESSAGE_CHARACTERS:].strip()) if part)
+    return Verdict(reward, message, numbers, seconds=time.monotonic() - began)
+
+
 async def _is_large(session: WorkspaceSandbox) -> bool:
     if not isinstance(session, Container):
         limits = session.limits
         return limits.disk_bytes > _LARGE_SESSION_BYTES or limits.disk_files > _LARGE_SESSION_FILES
-    check = f"print(is_large({session.changed_folders()!r}, {LARGE_BYTES}, {LARGE_FILES}), flush=True)"
+    arguments = (session.changed_folders(), LARGE_BYTES, LARGE_FILES, session.started_at)
+    check = f"print(is_large{arguments!r}, flush=True)"
     return (await session.run_apart(f"{_checks()}\n{check}\n", MARGIN_SECONDS)).stdout.strip() != "False"
 
 
@@ -134,10 +172,11 @@ async def _verify(session: WorkspaceSandbox, verification: Verification) -> tupl
             return 0.0, f"the workspace's files cannot be copied: {complaint[-_MAX_MESSAGE_CHARACTERS:]}", {}
         relay = CommandRelay(own.request_folder(CALLS), session, verification.timeout_seconds)
         async with relay.serving():
+            is_trusted = isinstance(own, Container) and own.trusts_image
             result = await own.exec(
-                ["bash", "--noprofile", "--norc", "-c", _START],
+                ["bash", "--noprofile", "--norc", "-c", _START_TRUSTED if is_trusted else _START],
                 wall_seconds=verification.timeout_seconds,
-                env={**ENVIRONMENT, **variables, **verification.env},
+                env={**({} if is_trusted else ENVIRONMENT), **variables, **verification.env},
             )
         if relay.fault is not None:
             raise relay.fault

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -17,15 +18,16 @@ from verl_tool.content.packed_files import unpack
 from verl_tool.errors import ConfigError, SandboxError, ToolFault
 from verl_tool.protocol import FILES_FIELD, WORKSPACE_IMAGE_FIELD, WORKSPACE_LIMITS_FIELD, FaultKind
 from verl_tool.sandbox import WARM_MODULES, Level, Policy, Session, SessionLimits
-from verl_tool.sandbox.backends import ContainerPool, ContainerSettings, WorkspaceSandbox
+from verl_tool.sandbox.backends import Container, ContainerPool, ContainerSettings, WorkspaceSandbox
 from verl_tool.sandbox.backends.egress import narrow_hosts
 from verl_tool.sandbox.backends.providers import find_provider
 from verl_tool.sandbox.backends.row_limits import check_row_limits
+from verl_tool.sandbox.limits import CONTAINER_OPEN_FILES
 from verl_tool.servers.tools._sandboxed import PolicyOptions, SandboxTool
 from verl_tool.servers.tools.base import Context, Tool, ToolOptions
 from verl_tool.servers.tools.workspace.layout import filled, started
 from verl_tool.servers.tools.workspace.pools import PoolSettings, give_pool, take_pool
-from verl_tool.servers.tools.workspace.verifier import verify
+from verl_tool.servers.tools.workspace.verifier import SHARED_FOLDERS, verify, verify_in_place
 from verl_tool.util.slots import Pausable
 from verl_tool.verification import Verdict, Verification
 from verl_tool.workspace_limits import NO_LIMITS, WorkspaceLimits
@@ -49,6 +51,9 @@ class WorkspaceOptions(PolicyOptions):
     trust_image: bool = False
     """Of images whose user is root: verifiers see all that was changed, and run the image's programs as they were left.
     Without it, they see the work folder and /tmp, on a fresh image."""
+    shared_verifier: bool = False
+    """If `writable`: verifiers run in the trajectory's container, beside all that still runs there, as Harbor's. A
+    policy can then read the tests and write its reward; some tasks ask for a server that runs, and need it."""
     workdir: str = ""
     """Where programs start and relative paths begin, in place of the image's working directory (if `writable`) or of
     ``/box/work``. Back ends on other machines do not know that of an image: it is ``/`` there."""
@@ -95,6 +100,8 @@ class WorkspaceOptions(PolicyOptions):
                 f"backend={self.backend!r} needs image, the name of one that is there or can be pulled, or "
                 "allowed_images, patterns of those that rows may name"
             )
+        if self.shared_verifier and not self.writable:
+            raise ValueError("shared_verifier has no effect without writable; set writable, or leave it out")
         return self
 
 
@@ -103,6 +110,7 @@ _OF_CONTAINERS = (
     "allowed_images",
     "writable",
     "trust_image",
+    "shared_verifier",
     "workdir",
     "user",
     "allowed_hosts",
@@ -228,9 +236,11 @@ class WorkspaceTool(SandboxTool):
                 trust_image=chosen.trust_image,
                 user=chosen.user,
                 workdir=chosen.workdir,
+                folders=SHARED_FOLDERS if chosen.shared_verifier else (),
                 provider=chosen.provider,
                 allowed_hosts=chosen.allowed_hosts,
             )
+            shared = replace(shared, open_files=CONTAINER_OPEN_FILES)
             self._containers = ContainerPool(settings, shared, chosen.warm_containers)
             # What a pool sees to for its sessions, the server sees to for containers.
             self.max_live, self.ttl_seconds = chosen.max_sessions, chosen.idle_seconds  # type: ignore[misc]
@@ -340,6 +350,9 @@ class WorkspaceTool(SandboxTool):
             narrow_hosts(self.options.allowed_hosts, verification.allowed_hosts or ())
         except ConfigError as error:
             raise ToolFault(FaultKind.BAD_REQUEST, f"the verifier: {error}", retryable=False) from None
+        if self.options.shared_verifier:
+            assert isinstance(state.session, Container)
+            return await verify_in_place(state.session, verification)
         return await state.verify(verification)
 
     def pausable(self, state: Workspace) -> tuple[Pausable, ...]:
