@@ -66,6 +66,56 @@ def test_a_task_in_a_container(tmp_path: Path) -> None:
     assert told.count("right") == 1
 
 
+SERVES = """
+echo hello > index.html
+nohup python3 -m http.server 80 > /dev/null 2>&1 &
+sleep 1
+touch /etc/made
+exit 3
+"""
+ASKS = """
+import os, urllib.request
+assert urllib.request.urlopen("http://127.0.0.1/", timeout=5).read() == b"hello\\n"
+"""
+AS_IN_HARBOR = """
+set -e
+test -e /etc/made
+test "$HOME" = /root
+test -z "$PYTHONSAFEPATH"
+echo "made = 1" > module.py
+python3 -c "import module"
+"""
+
+
+@pytest.mark.timeout(400)
+def test_verifiers_see_what_they_are_told_to(tmp_path: Path) -> None:
+    """Root's task, whose working folder no image has; its solution leaves a server, and an exit code."""
+    task = tmp_path / "serve"
+    files = {
+        "task.toml": "[environment]\nmemory_mb = 512.0\nnetwork_mode = 'no-network'",
+        "instruction.md": "Serve hello.",
+        "environment/Dockerfile": "FROM any\nRUN true\nWORKDIR /app/new\n",
+        "solution/solve.sh": SERVES,
+        "tests/test.sh": f"{AS_IN_HARBOR}\npython3 /tests/ask.py\necho 1 > /logs/verifier/reward.txt\n",
+        "tests/ask.py": ASKS,
+    }
+    for path, text in files.items():
+        (task / path).parent.mkdir(parents=True, exist_ok=True)
+        (task / path).write_text(text)
+    podman = ("--backend", real("podman"), "--base_image", f"*={REAL_IMAGE}")
+    code, told = checked(tmp_path, *podman, "--shared_verifier")
+    assert code == 0, told
+    code, told = checked(tmp_path, *podman)
+    assert (code, "solution/solve.sh: exit code 3" in told, "programs are root" in told) == (1, True, True)
+    (task / "tests" / "ask.py").write_text("import in_workspace")
+    assert checked(tmp_path, *podman)[0] == 1
+    code, told = checked(tmp_path, *podman, "--trust_image")
+    assert (code, "programs are root" in told) == (0, False), told
+    for option in ("--trust_image", "--shared_verifier"):
+        code, told = checked(tmp_path, option)
+        assert (code, "are for containers; add --backend" in told) == (2, True)
+
+
 @pytest.mark.e2e
 @pytest.mark.timeout(1200)
 def test_all_tasks_of_this_repository_are_right_in_images(tmp_path: Path) -> None:

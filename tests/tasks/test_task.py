@@ -96,6 +96,22 @@ def test_tasks_that_need_an_image(folder: Path, path: str, text: str, reason: st
     assert task.packed_files() == ("" if path.endswith("Dockerfile") else pack(folder / "environment"))
 
 
+def test_an_image_takes_the_place_of_a_dockerfile(folder: Path) -> None:
+    (folder / "environment" / "Dockerfile").write_text("FROM debian\nENTRYPOINT make")
+    (folder / "task.toml").write_text("[environment]\ndocker_image = 'a:1'")
+    assert "ENTRYPOINT is not run here" in read_task(folder).needs_image
+    (folder / "environment" / "Dockerfile").unlink()
+    (folder / "environment" / "compose.yaml").write_text("services: {db: }")
+    assert read_task(folder).image == "a:1", "Harbor reads docker-compose.yaml only"
+
+
+def test_a_training_needs_no_solution(folder: Path) -> None:
+    (folder / "solution" / "link").symlink_to("solve.sh")
+    with pytest.raises(ConfigError, match="is a link"):
+        read_task(folder)
+    assert read_task(folder, with_solution=False).solution == {}
+
+
 def test_a_task_with_a_network_needs_a_container(folder: Path) -> None:
     (folder / "task.toml").write_text("[environment]\nallow_internet = true")
     with pytest.raises(ConfigError, match=r"environment\.allow_internet is true"):

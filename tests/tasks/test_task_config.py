@@ -57,7 +57,7 @@ def test_older_forms() -> None:
         ("[verifier]\ntimeout_sec = -1", r"verifier\.timeout_sec is -1: .* greater than 0"),
         ("[agent]\ntimeout_sec = 'long'", r"agent\.timeout_sec is 'long'"),
         ("[verifier]\nenv = {KEY = '${KEY}'}", r"verifier\.env\.KEY takes a variable of the host"),
-        ("[environment]\nenv = {KEY = '${KEY:-1}'}", r"environment\.env\.KEY takes a variable of the host"),
+        ("[environment]\nenv = {KEY = '${KEY}'}", r"environment\.env\.KEY takes a variable of the host"),
         ('[environment]\nenv = {KEY = "a\\nb"}', r"environment\.env\.KEY has more than one line"),
         ("[environment]\ngpus = 1", r"environment\.gpus"),
         ("[environment.tpu]\ntype = 'v6e'", r"environment\.tpu"),
@@ -138,6 +138,14 @@ def test_tasks_reach_public_hosts_only(host: str, words: str) -> None:
     config = parse_config(text.replace("pypi.org", host), any_network=True)
     with pytest.raises(ConfigError, match=words):
         requested_hosts(config.verifier, config)
+
+
+def test_a_variable_of_the_host_has_its_default() -> None:
+    config = parse_config("[verifier.env]\nA = '${KEY:-x y}'\nB = '${KEY:-}'\n[environment]\nmemory_mb = 4096.0")
+    assert (config.verifier.env, config.environment.memory_mb) == ({"A": "x y", "B": ""}, 4096)
+    for text in ("verifier.env.A = '${KEY}'", "environment.memory_mb = 4096.5"):
+        with pytest.raises(ConfigError):
+            parse_config(text)
 
 
 def test_texts_that_only_look_like_variables_are_taken() -> None:
