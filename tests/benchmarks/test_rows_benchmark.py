@@ -35,5 +35,6 @@ def test_what_does_not_go_is_refused():
     assert CliRunner().invoke(app, ["--rollouts", "17"]).exit_code == 2
 
 
+@pytest.mark.e2e
 def test_memory_is_that_of_a_process_of_its_own():
     assert rows.growth_in_child("update", "window", 2, 16, rows.Shape(16, 256, 2)) > 1

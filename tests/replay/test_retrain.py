@@ -109,6 +109,7 @@ def test_a_run_whose_update_is_not_known_is_refused(tmp_path: Path) -> None:
     assert "give one of" in replay(run, "--retrain", 1, "--regrade").output
 
 
+@pytest.mark.e2e
 @pytest.mark.timeout(400)
 def test_an_error_of_the_training_is_told(tmp_path: Path) -> None:
     run = run_of(tmp_path)

@@ -45,7 +45,7 @@ timeout_sec = 60.0
 TEST = """\
 #!/bin/bash
 # Name and number of the right file, and nothing else, must stand in the answer.
-if [ "$(cat /app/{file})" = "{answer}" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+if [ "$(cat {file})" = "{answer}" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 """
 
 

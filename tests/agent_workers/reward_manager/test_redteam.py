@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow
 
 JUDGED = {"deepsearch"}
 """Managers that need more than a tool server: their own files attack them, and those that have no `SAMPLES`."""
-MATHEMATICS = dict.fromkeys(("torl", "mt_torl", "pixel_reasoner", "simple_tir"), 60)
-EVERY = dict.fromkeys(sorted(redteam_cli.SAMPLES.keys() - JUDGED), 5) | {"acecoder": 9, "mathcoder": 19} | MATHEMATICS
+MATHEMATICS = dict.fromkeys(("torl", "mt_torl", "pixel_reasoner", "simple_tir"), 119)
+EVERY = dict.fromkeys(sorted(redteam_cli.SAMPLES.keys() - JUDGED), 9) | {"acecoder": 19, "mathcoder": 29} | MATHEMATICS
 """One attack in so many; the end-to-end test makes all."""
 MINE = """
 import asyncio, re, time

@@ -629,6 +629,7 @@ def test_its_commands_hold_a_path_with_spaces_as_one_word(own, monkeypatch):
     assert commands(config, "make_data") == [[f"{own.parent}/make.py", "/my data", "4", "--no-tool"]]
 
 
+@pytest.mark.e2e
 @pytest.mark.timeout(300)
 def test_the_script_s_own_dry_run_prints_the_config_and_leaves_nothing(tmp_path):
     settings = {"VERL_TOOL_VENV": sys.prefix, "VERL_TOOL_SKIP_INSTALL": "1"}

@@ -159,6 +159,7 @@ def test_gpus_of_a_reward_model_and_of_sampling_nodes_are_counted(lines):
     assert separate.startswith("ResourcesError after 0: the training needs 4 GPUs: 1 (trainer) + 3 (actor_rollout_ref.")
 
 
+@pytest.mark.e2e
 def test_a_head_without_cpu_slots_is_left_alone():
     """As KubeRay starts it: TransferQueue's storage units go to nodes that have slots. Nodes with GPUs are asked for
     packages."""

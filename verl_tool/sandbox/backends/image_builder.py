@@ -119,7 +119,8 @@ class ImageBuilder:
     async def describe(self, image: str) -> ImageSettings:
         """Return user and working directory of an image, which is pulled if the engine does not have it. Raises
         SandboxError."""
-        return await self._provider.describe(image)
+        async with self._slots:
+            return await self._provider.describe(image)
 
     async def _build(
         self,

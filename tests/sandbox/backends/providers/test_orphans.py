@@ -40,7 +40,8 @@ async def test_what_is_of_a_process_that_is_gone_is_removed_and_nothing_else() -
     image = f"{COMMIT_REPOSITORY}:{gone}.0123"
     try:
         for name, label in labels.items():
-            words = ["run", "--detach", "--name", name, "--label", f"{OWNER_LABEL}={label}", *limits, REAL_IMAGE]
+            words = ["run", "--detach", "--name", name, "--label", f"{OWNER_LABEL}={label}"]
+            words += ["--stop-timeout", "0", *limits, REAL_IMAGE]
             names(*words, "sleep", "100")
         names("tag", REAL_IMAGE, image)
         async with Container(ContainerSettings("podman", REAL_IMAGE), SessionLimits()) as container:

@@ -114,7 +114,8 @@ def run_arguments(spec: ContainerSpec) -> list[str]:
     python = runtime()
     mounts = [*python.mounts, *((path, path) for path in settings.readable)]
     return [
-        *("run", "--interactive", "--rm", "--name", spec.name, "--label", LABEL),
+        # Its first process takes no signal: podman would wait for it when the container is removed.
+        *("run", "--interactive", "--rm", "--stop-timeout", "0", "--name", spec.name, "--label", LABEL),
         *("--label", f"{orphans.OWNER_LABEL}={orphans.owner()}"),
         *("--network", "none", "--user", "0:0", *(() if settings.writable else ("--read-only",))),
         *(word for path, there in mounts for word in ("--volume", f"{path}:{there}:ro")),
