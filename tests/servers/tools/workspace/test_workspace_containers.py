@@ -536,6 +536,39 @@ async def test_a_verifier_may_reach_other_hosts_than_the_trajectory(
                 await served.verify(Workspace(container), verification)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+async def test_a_shared_verifier_finds_what_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    stand_in(tmp_path, monkeypatch)
+    options = {**OPTIONS, "writable": True, "workdir": "/box/work", "shared_verifier": shared}
+    script = b'kill -0 "$(cat pid)"; test ! -e /tests/old && echo $((1 - $?)) > /logs/verifier/reward.txt'
+    if shared:
+        script += b'; test -z "$PYTHONSAFEPATH"'
+    verification = Verification(files=pack_files({"test.sh": PackedFile(b"set -e\n" + script)}), timeout_seconds=20)
+    served = ToolSet(load_tools("bash_terminal", shared=options))
+    await served.start()
+    try:
+        left = "sleep 100 & echo $! > pid; touch /tests/old" if shared else "sleep 100 & echo $! > pid"
+        assert "Exit code" not in await step(served, "a", f"<bash>{left}</bash>")
+        request = StepRequest("a", "", extra={VERIFY_FIELD: verification.model_dump()})
+        [verdict] = await served.step([request], timeout_seconds=60)
+        assert (verdict.fault, verdict.reward) == (None, float(shared)), verdict.observation
+    finally:
+        await served.close()
+
+
+@pytest.mark.parametrize(
+    ("own", "words"), [({"allowed_hosts": ("a.b",)}, "reaches"), ({"user": "root"}, "verifier is root")]
+)
+async def test_what_a_shared_verifier_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, object], words: str
+) -> None:
+    async with Container(ContainerSettings(stand_in(tmp_path, monkeypatch), "any"), SessionLimits()) as container:
+        with pytest.raises(ToolFault, match=rf"{words}.*leave out shared_verifier"):
+            await verifier.verify_in_place(container, VERIFICATION.model_copy(update=own))
+
+
 async def test_a_verifier_with_hosts_needs_a_container() -> None:
     async with SandboxPool() as pool, pool.session() as session:
         for hosts in ((), ("a.example.org",)):
