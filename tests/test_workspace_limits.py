@@ -29,6 +29,8 @@ def test_rows_of_json_and_of_parquet_are_read_alike() -> None:
         ({"cpus": 0}, r"^row 7\.cpus is 0: "),
         ({"cpus": float("nan")}, r"^row 7\.cpus is nan: "),
         ({"memory_mb": 63}, r"^row 7\.memory_mb is 63: .*64"),
+        ({"memory_mb": 10**400}, r"^row 7\.memory_mb is 1000"),
+        ({"cpus": 1e-9}, r"^row 7\.cpus is 1e-09: "),
         ({"memory_mb": 64.5}, r"^row 7\.memory_mb is 64\.5: "),
         ({"allowed_hosts": "pypi.org"}, r"^row 7\.allowed_hosts is 'pypi\.org': "),
         ({"allowed_hosts": ["pypi.org", 3]}, r"^row 7\.allowed_hosts is 3: "),

@@ -9,7 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from verl_tool.errors import ConfigError
 from verl_tool.protocol import WORKSPACE_LIMITS_FIELD
 
-MIN_MEMORY_MB = 64
+MIN_MEMORY_MB, _MAX_MEMORY_MB = 64, 1 << 24
+_MIN_CPUS, _MAX_CPUS = 0.01, 4096
 
 
 def _to_tuple(value: object) -> object:
@@ -23,9 +24,9 @@ class WorkspaceLimits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    cpus: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    cpus: Annotated[float, Field(ge=_MIN_CPUS, le=_MAX_CPUS, allow_inf_nan=False)] | None = None
     """CPU time a second."""
-    memory_mb: Annotated[int, Field(ge=MIN_MEMORY_MB)] | None = None
+    memory_mb: Annotated[int, Field(ge=MIN_MEMORY_MB, le=_MAX_MEMORY_MB)] | None = None
     allowed_hosts: Annotated[tuple[str, ...], BeforeValidator(_to_tuple)] | None = None
     """Hosts that its programs reach; with an empty list, there is no network."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
@@ -122,19 +123,21 @@ async def run_solution(task: Task, workspace: WorkspaceSandbox, *, stays: bool =
 
 async def _run_and_stay(container: Container, command: str, env: Mapping[str, str], seconds: float) -> str:
     """Run a command as a program that goes on behind its end, since what it started is ended with it."""
-    program = await container.spawn_inside(["bash", "-c", f"{command} 2>&1; echo; echo $?; exec sleep infinity"], env)
+    mark = f"exit code of {secrets.token_hex(8)}: "
+    script = f"{command} 2>&1; code=$?; echo; echo '{mark}'$code; exec sleep infinity"
+    program = await container.spawn_inside(["bash", "-c", script], env)
     output = b""
 
     async def read() -> None:
         nonlocal output
-        while not re.search(rb"\n\d+\n$", output) and (data := await program.stdout.read(1 << 16)):
+        while not re.search(rf"\n{mark}\d+\n$".encode(), output) and (data := await program.stdout.read(1 << 16)):
             output = (output + data)[-_OUTPUT_BYTES:]
 
     try:
         await asyncio.wait_for(read(), seconds)
     except asyncio.TimeoutError:
         return _describe("ended by wall_seconds", output.decode(errors="replace"))
-    printed, _, code = output.decode(errors="replace").rstrip().rpartition("\n")
+    printed, _, code = output.decode(errors="replace").rstrip().rpartition(f"\n{mark}")
     return "" if code == "0" else _describe(f"exit code {code}", printed)
 
 

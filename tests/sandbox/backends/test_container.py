@@ -357,6 +357,7 @@ async def test_root_of_an_image_may_change_its_files_and_not_end_the_container()
 BECOME = """
 import os, resource, signal, socket, time
 def become(user): os.setgroups([]); os.setresgid(*[user] * 3); os.setresuid(*[user] * 3)
+RESIDENT = int(next(line for line in open("/proc/1/status") if line.startswith("Uid")).split()[1])
 """
 RUNAWAY = """
 become(33)
@@ -371,11 +372,11 @@ ATTACKS_OF_ROOT = {
     "the end of all": "os.kill(-1, signal.SIGKILL)",
     "the end of its keeper": "os.kill(os.getppid(), signal.SIGKILL); time.sleep(1)",
     "a keeper that is stopped": "os.kill(os.getppid(), signal.SIGSTOP); time.sleep(100)",
-    "all keepers that are stopped": "become(65533); os.kill(-1, signal.SIGSTOP); time.sleep(100)",
+    "all keepers that are stopped": "become(RESIDENT); os.kill(-1, signal.SIGSTOP); time.sleep(100)",
     "processes of other users": "os.fork() or (os.setsid(), os.fork() or (become(33), time.sleep(100)))",
     "a user whose processes run away": RUNAWAY,
     "limits of the first process": """
-become(65533)
+become(RESIDENT)
 for number in (resource.RLIMIT_CPU, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):
     try: resource.prlimit(1, number, (0, 0))
     except PermissionError: print('refused')
@@ -397,6 +398,22 @@ async def test_root_of_an_image_may_become_others_and_listen_to_any_port() -> No
         result = await container.exec(["python3", "-c", BECOME + code])
         assert (result.stdout, "Operation not permitted" in result.stderr) == ("33\n", True)
         assert (await container.exec("grep CapEff /proc/self/status")).stdout == "CapEff:\t00000000000404fb\n"
+
+
+async def test_the_end_of_a_container_whose_programs_are_root_may_be_their_doing() -> None:
+    users = set()
+    for command, kind in (("", FaultKind.STATE_LOST), ("grep ^Uid /proc/1/status", FaultKind.TOOL_CRASHED)):
+        async with Container(ContainerSettings(real("podman"), REAL_IMAGE, writable=True), LIMITS) as container:
+            if command:
+                users.add((await container.exec(command)).stdout)
+            await container.provider.remove(container.name)
+            await until(lambda container=container: not container.alive)
+            with pytest.raises(ToolFault) as caught:
+                await container.exec("true")
+            assert caught.value.kind is kind
+    async with Container(ContainerSettings(real("podman"), REAL_IMAGE, writable=True), LIMITS) as container:
+        users.add((await container.exec("grep ^Uid /proc/1/status")).stdout)
+    assert len(users) == 2, "each has a user of its own"
 
 
 async def test_what_root_of_an_image_does_to_other_processes_ends_with_it() -> None:

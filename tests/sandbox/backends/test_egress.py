@@ -183,9 +183,11 @@ SERVER = ("example.org", "*.example.org", "10.0.0.1:8080", "[::1]:90")
 def test_a_row_only_narrows_the_servers_list() -> None:
     for hosts in ([], ["a.example.org"], ["*.b.example.org"], ["EXAMPLE.org:443"], ["10.0.0.1:8080"], ["[::1]:90"]):
         assert narrow_hosts(SERVER, hosts) == tuple(hosts)
-    for host in ("*", "*.org", "example.org:8080", "10.0.0.1", "10.0.0.1:80", "badexample.org", "[::1]", "a:b:c"):
+    for host in ("*", "*.org", "example.org:8080", "10.0.0.1", "10.0.0.1:80", "badexample.org", "[::1]"):
         with pytest.raises(ConfigError, match="only narrow"):
             narrow_hosts(SERVER, [host])
+    with pytest.raises(ConfigError, match="is no host"):
+        narrow_hosts(SERVER, ["a:b:c"])
     with pytest.raises(ConfigError):
         narrow_hosts((), ["example.org"])
 
@@ -197,8 +199,11 @@ def test_no_pattern_stands_for_an_address_that_is_not_public() -> None:
             narrow_hosts(["*", "*:8080", "1*", "10.0.0.0/8", "[[]*"], [host])
         assert narrow_hosts([host], [host])
     assert narrow_hosts(["*"], ["1.1.1.1", "pypi.org", "*.org", "[2606:4700::1111]", "1.1.1.0/24"])
+    for pattern in ("192.30.*", "1*"):
+        with pytest.raises(ConfigError, match="only narrow"):
+            narrow_hosts([pattern], ["192.30.0.0/15" if pattern.startswith("192") else "16.0.0.0/4"])
     assert narrow_hosts(["1.0.0.0/8", "2606::/16"], ["1.1.1.1", "1.1.0.0/16", "[2606:4700::1111]"])
-    for host in ("8.8.8.8", "1.0.0.0/7", "1.1.1.1:8080", "[2607:4700::1111]", "one.example"):
+    for host in ("8.8.8.8", "0.0.0.0/7", "1.1.1.1:8080", "[2607:4700::1111]", "one.example"):
         with pytest.raises(ConfigError, match="only narrow"):
             narrow_hosts(["1.0.0.0/8", "2606::/16"], [host])
 

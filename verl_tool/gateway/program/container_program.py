@@ -21,6 +21,9 @@ from verl_tool.sandbox.sandboxed_service import SandboxedService
 from verl_tool.verification import Verification
 from verl_tool.workspace_limits import MIN_MEMORY_MB, NO_LIMITS, WorkspaceLimits
 
+_TOTAL_SECONDS = 86400.0
+"""Of all calls in a container: each has its own limit."""
+
 
 class ContainerOptions(BaseModel):
     """How an image is run."""
@@ -114,6 +117,7 @@ class ProgramContainers:
             open_files=bounds.open_files,
             disk_bytes=bounds.disk_bytes,
             disk_files=bounds.disk_files,
+            total_wall_seconds=_TOTAL_SECONDS,
         )
         settings, limits = apply_row_limits(self.row_limits, settings, limits)
         if allowed_hosts is not None:

@@ -82,7 +82,7 @@ class Container:
         self._complaint = bytearray()
         """The beginning of what the command line and the resident print."""
         self._resident: ResidentClient | None = None
-        self._lost = "the container has not been started"
+        self._lost, self._lost_kind = "the container has not been started", FaultKind.STATE_LOST
         self._stopping: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
         self.changed_by: tuple[int, tuple[int, ...]] | None = None
@@ -235,6 +235,7 @@ class Container:
             branch = Container(await self._committed(), self.limits)
             try:
                 await branch.start()
+                branch.started_at = self.started_at
                 complaint = await self._copy_to(branch, _COPY_SECONDS)
                 if complaint:
                     raise SandboxError(f"the container's files cannot be copied: {complaint}", retryable=False)
@@ -293,9 +294,10 @@ class Container:
             return (*_IN_MEMORY, self.work_directory)
         return (*_IN_MEMORY, "/") if self._settings.writable else _IN_MEMORY
 
-    def reset_wall(self) -> None:
-        """Give its calls their total wall time once more."""
+    def extend_wall(self, seconds: float) -> None:
+        """Let its further calls take so long together."""
         self._wall = 0.0
+        self.limits = replace(self.limits, total_wall_seconds=max(self.limits.total_wall_seconds, seconds))
 
     @property
     def allowed_hosts(self) -> tuple[str, ...]:
@@ -430,10 +432,19 @@ class Container:
     def require(self) -> ResidentClient:
         """Return what it is asked by. Raises ToolFault ``state_lost`` if the container has ended."""
         if not self._lost and not self.alive:
-            self._lost = f"the container {self.name} has ended"
+            self._lose(f"the container {self.name} has ended")
         if self._lost or self._resident is None:
-            raise ToolFault(FaultKind.STATE_LOST, self._lost, retryable=False)
+            raise ToolFault(self._lost_kind, self._lost, retryable=False)
         return self._resident
+
+    def _lose(self, reason: str) -> None:
+        """Take no further calls, for a reason that is not this process's.
+
+        Programs that are root can starve the resident, or have the kernel end it for its memory: of such a container
+        nobody knows whether its end is their doing."""
+        client = self._resident
+        may_be_theirs = self._settings.writable and not self.pristine and client is not None and client.user[0] == 0
+        self._lost, self._lost_kind = reason, FaultKind.TOOL_CRASHED if may_be_theirs else FaultKind.STATE_LOST
 
     def wall_left(self, requested: float | None) -> float:
         left = self.limits.total_wall_seconds - self._wall
@@ -518,9 +529,10 @@ class Container:
 
     def _no_answer(self) -> ToolFault:
         """Stop the container, whose resident process does not answer."""
-        self._lost = self._lost or f"the container {self.name} no longer answers"
+        if not self._lost:
+            self._lose(f"the container {self.name} no longer answers")
         self._stop_soon()
-        return ToolFault(FaultKind.STATE_LOST, self._lost, retryable=False)
+        return ToolFault(self._lost_kind, self._lost, retryable=False)
 
     def _stop_soon(self) -> asyncio.Task[None]:
         if self._stopping is None:

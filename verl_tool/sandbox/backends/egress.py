@@ -160,7 +160,9 @@ class EgressProxy:
 
 
 def narrow_hosts(allowed: Sequence[str], row: Sequence[str]) -> tuple[str, ...]:
-    """Return the hosts of a row, each of which the server's list must cover. Raises ConfigError for another one."""
+    """Return the hosts of a row, each of which the server's list must cover. Raises ConfigError for another one, and
+    for one that is no host."""
+    EgressProxy(row)
     for host in row:
         if not any(_covers(pattern, host) for pattern in allowed):
             raise ConfigError(
@@ -181,6 +183,8 @@ def _covers(pattern: str, host: str) -> bool:
     listed, network = _network(pattern), _network(host if address is None else f"{address}/{address.max_prefixlen}")
     if listed is not None and network is not None:
         return listed.version == network.version and network.subnet_of(listed)  # type: ignore[arg-type]
+    if "/" in host:
+        return name == "*"  # no other pattern of text says what numbers are in a range
     return fnmatchcase(other.lower(), name.lower()) or other.lower() == name.lower()
 
 

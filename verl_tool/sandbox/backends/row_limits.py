@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from verl_tool.errors import ConfigError
-from verl_tool.sandbox.backends.egress import EgressProxy, narrow_hosts
+from verl_tool.sandbox.backends.egress import narrow_hosts
 from verl_tool.sandbox.backends.settings import ContainerSettings
 from verl_tool.sandbox.limits import SessionLimits
 from verl_tool.workspace_limits import WorkspaceLimits
@@ -25,7 +25,6 @@ def check_row_limits(
                 f"the row requests {name}={amount:g}, and at most {maximum:g} is allowed; raise max_row_{name}"
             )
     if requested.allowed_hosts is not None:
-        EgressProxy(requested.allowed_hosts)
         narrow_hosts(allowed_hosts, requested.allowed_hosts)
 
 

@@ -181,7 +181,6 @@ class BrowserTool(Tool):
                 hosts = self.options.allowed_hosts
             elif not isinstance(hosts, (list, tuple)) or not all(isinstance(host, str) for host in hosts):
                 raise ConfigError(f"the row's {HOSTS_FIELD} is {hosts!r:.100}; give a list of hosts")
-            EgressProxy(hosts)
             hosts = narrow_hosts(self.options.allowed_hosts, hosts)
             if not isinstance(url, str):
                 raise ConfigError(f"the row's {URL_FIELD} is {url!r:.100}; give an address")

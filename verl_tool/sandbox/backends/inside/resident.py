@@ -57,8 +57,11 @@ _KEEPER_SECONDS = END_SECONDS + 3.0
 """For a keeper to end its program: a program that is root may have stopped it."""
 OWN_USER = 65533
 """In place of root where the programs are root, who may end processes of the same user."""
+_FIRST_USER, _USERS = 1 << 20, 1 << 29
+"""In place of `OWN_USER`, one of these drawn by chance: the kernel counts some resources by user, for all containers of
+the machine, and programs that are root may be any user."""
 _SAVED_USER = 65530
-"""Saved with it: who is `OWN_USER` in all respects could take away this process's resources (prlimit)."""
+"""Saved with it: who is that user in all respects could take away this process's resources (prlimit)."""
 _KILLERS = (65532, 65531)
 """Users of processes that end all of a user's; the first that is not that user."""
 ROWS, COLUMNS = 50, 200
@@ -439,6 +442,8 @@ class KeeperClient:
         """Raises OSError if no process can be started."""
         self.leader = 0
         """The process that is or becomes the program; 0 until it is reported, and after its end."""
+        self.ended = False
+        """Whether it was ended with all others, and takes no program."""
         self._turn = 0
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.report, report = os.pipe()
@@ -694,6 +699,8 @@ class StartedProgram(Streams):
         elif self.deadline is not None and self.deadline <= now:
             self.deadline = None
             self._keeper.kill(signal.SIGKILL)
+            if self._resident.user.may_become_others:  # its fork may have been stopped, and hold its pipe
+                self._resident.end_user()
 
     def signal(self, number):
         """The leader of its terminal's session, and the group in the foreground, after a signal to that; 0 and 0 if
@@ -739,7 +746,8 @@ class StartedProgram(Streams):
         failure = errno.ENOMEM
         if report is None:  # the keeper was killed: for this container's memory, or by programs that are root
             self._status = signal.SIGKILL
-            self._resident.end_user()
+            if not self._keeper.ended:
+                self._resident.end_user()
         elif self.leader:
             self._status = report[0]
         elif self._keeper.leader:
@@ -817,15 +825,16 @@ class Resident:
             self._reap()
 
     def _reap(self):
-        """Bury keepers, and orphans: this is the first process of the container."""
+        """Bury keepers, and orphans: this is the first process of the container. Return whether there are more."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
                 if not pid:
-                    return
+                    return True
                 keeper = self._keepers.pop(pid, None)
                 if keeper is not None:  # its number may be another's from now on
                     keeper.pid = 0
+        return False
 
     def take_keeper(self, message, streams):
         """A keeper that has been sent a program. Raises OSError if no process can be started."""
@@ -850,7 +859,7 @@ class Resident:
 
     def give_back(self, keeper):
         """Have a keeper wait for the next program, or end if another one does."""
-        if self._idle is not None:
+        if self._idle is not None or keeper.ended:
             keeper.kill()
             keeper.close()
             return
@@ -866,15 +875,19 @@ class Resident:
 
     def end_user(self):
         """End all processes of the programs' user. Return whether that was done."""
+        deadline = time.monotonic() + _END_USER_SECONDS
         if self.user.may_become_others:  # the programs, keepers too, are all but this process, which nobody can end
+            for keeper in self._keepers.values():
+                keeper.ended = True
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
             if self._idle is not None:
                 self.forget(self._idle.report)
                 self._idle.close()
                 self._idle = None
+            while self._reap() and time.monotonic() < deadline:  # they count as processes until then
+                signal.sigtimedwait((signal.SIGCHLD,), 0.01)
             return True
-        deadline = time.monotonic() + _END_USER_SECONDS
         while time.monotonic() < deadline:
             try:
                 child = os.fork()
@@ -1007,7 +1020,7 @@ class Resident:
         def accept(_fd):
             with contextlib.suppress(OSError):  # such as no more descriptors
                 connection = listener.accept()[0]
-                if sum(number < 0 for number in self._programs) >= _MAX_CONNECTIONS:
+                if self._ending or sum(number < 0 for number in self._programs) >= _MAX_CONNECTIONS:
                     connection.close()
                     return
                 number = next(self._connections)
@@ -1042,8 +1055,13 @@ def main(user, home, folder, env, seconds, lines):
         return
     if user.separate and user.uid == 0:
         prctl(_PR_SET_KEEPCAPS, 1)
-        os.setresgid(OWN_USER, OWN_USER, OWN_USER)
-        os.setresuid(OWN_USER, OWN_USER, _SAVED_USER)
+        drawn = _FIRST_USER + int.from_bytes(os.urandom(4), "big") % _USERS
+        try:
+            os.setresgid(drawn, drawn, drawn)
+            os.setresuid(drawn, drawn, _SAVED_USER)
+        except OSError:  # a user namespace that has few users
+            os.setresgid(OWN_USER, OWN_USER, OWN_USER)
+            os.setresuid(OWN_USER, OWN_USER, _SAVED_USER)
         set_capabilities(user.own_capabilities)
     resident = Resident(user, seconds, lines)
     resident.send({"ready": True, "user": [user.uid, user.gid], "groups": user.groups})

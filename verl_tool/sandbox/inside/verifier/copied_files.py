@@ -139,7 +139,8 @@ def _may_stay(entry, own, outside, names):
 
 def is_large(folders, max_bytes, max_files, since=0.0):
     """Return whether `folders` have more than so many bytes or files. In ``/`` only what this process's user may have
-    written counts: its files that were changed after the time `since`, which a program cannot set."""
+    written counts: its files, for root those of all, that were changed after the time `since`, which a program cannot
+    set."""
     size = count = 0
     for folder in folders:
         is_root = folder == "/"
@@ -155,7 +156,8 @@ def is_large(folders, max_bytes, max_files, since=0.0):
                 return True  # what is in it is not known
             counted = [found for found in map(_stat, entries) if found is not None]
             if is_root:
-                counted = [found for found in counted if found.st_uid == os.geteuid() and found.st_ctime >= since]
+                is_any = os.geteuid() == 0  # who can give its files to others
+                counted = [f for f in counted if (is_any or f.st_uid == os.geteuid()) and f.st_ctime >= since]
             size, count = size + sum(each.st_size for each in counted), count + len(counted)
             if size > max_bytes or count > max_files:
                 return True

@@ -130,14 +130,14 @@ async def verify_in_place(container: Container, verification: Verification) -> V
         problem = ""
     if problem:
         raise ToolFault(FaultKind.MISCONFIGURED, f"{problem}; leave out shared_verifier", retryable=False)
-    container.reset_wall()
+    container.extend_wall(verification.max_seconds)
     folders = f"{LOGS} /logs/agent /logs/artifacts {TESTS}"
     made = await container.exec(f"rm -rf {LOGS} {TESTS}/*; mkdir -p {folders}", cwd="/", wall_seconds=MARGIN_SECONDS)
     if not made.ok:
         return Verdict(0.0, f"the verifier's folders cannot be made: {made.output[-_MAX_MESSAGE_CHARACTERS:]}")
     try:
         await lay_out(container, await asyncio.to_thread(unpack, verification.files), TESTS)
-    except OSError as error:
+    except (OSError, SandboxError) as error:  # programs that go on may be in the way
         return Verdict(0.0, f"the verifier's files cannot be written: {error}")
     result = await container.exec(
         ["bash", f"{TESTS}/test.sh"], wall_seconds=verification.timeout_seconds, env=verification.env
