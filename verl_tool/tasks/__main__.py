@@ -90,8 +90,8 @@ def main(
             raise ConfigError("--trust_image and --shared_verifier are for containers; add --backend podman or docker")
         with open_source(source, subfolder=subfolder, revision=revision) as folder:
             reading = {"offline": offline, "network": network, "ignore_build": ignore_build}
-            seeing = _Seeing(trust_image, shared_verifier)
-            run = _Check(task_folders(folder), reading, attacks, builder, images, seeing, console)
+            verifier = _VerifierOptions(trust_image, shared_verifier)
+            run = _Check(task_folders(folder), reading, attacks, builder, images, verifier, console)
             findings = asyncio.run(run.run())
     except VerlToolError as error:
         console.print(f"[red]{escape(str(error))}[/red]")
@@ -102,7 +102,7 @@ def main(
 
 
 @dataclass(frozen=True)
-class _Seeing:
+class _VerifierOptions:
     """What verifiers see in containers, as of `TaskWorkspaces`."""
 
     trust_image: bool
@@ -119,11 +119,11 @@ class _Check:
         attacks: Sequence[TaskAttack],
         builder: ImageBuilder | None,
         all_images: bool,
-        seeing: _Seeing,
+        verifier: _VerifierOptions,
         console: Console,
     ) -> None:
         self._attacks, self._builder, self._all_images, self._console = attacks, builder, all_images, console
-        self._seeing = seeing
+        self._verifier = verifier
         self._names = [folder.name for folder in folders]
         self._problems: dict[str, str] = {}
         self._tasks: dict[str, Task] = {}
@@ -137,12 +137,14 @@ class _Check:
         with self._console.status("") as status:
             images = await self._prepare_images(status.update)
             async with SandboxPool(workers=1, warm_modules=(), for_sessions=True) as pool:
-                workspaces = TaskWorkspaces(pool, self._builder, images, **asdict(self._seeing))
+                workspaces = TaskWorkspaces(pool, self._builder, images, **asdict(self._verifier))
                 findings = []
                 for number, name in enumerate(self._names, 1):
                     status.update(f"{number} of {len(self._names)}: {escape(name)}")
                     finding = await self._check(name, workspaces)
-                    warning = images[name].warning if name in images and not any(asdict(self._seeing).values()) else ""
+                    warning = (
+                        images[name].warning if name in images and not any(asdict(self._verifier).values()) else ""
+                    )
                     findings.append(replace(finding, warning=warning))
         return findings
 

@@ -63,9 +63,12 @@ def test_a_worker_s_wait_for_others_is_ended_and_its_command_told_why():
         """A training that waits for a worker which never answers. Here, as workers cannot import this file."""
 
         def run(self) -> None:
+            import pyarrow  # noqa: F401  (by Ray, which cannot go on with one that is interrupted)
+
             with aborted_by_watchers():
+                waiting = ray.remote(num_cpus=0)(lambda: time.sleep(60)).remote()
                 threading.Timer(0.2, abort_training, [TrainingAbortedError("the engine died")]).start()
-                ray.get(ray.remote(num_cpus=0)(lambda: time.sleep(60)).remote())
+                ray.get(waiting)
 
     with ray.init(num_cpus=1, include_dashboard=False, namespace="ending"):
         began = time.monotonic()
