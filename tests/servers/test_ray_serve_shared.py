@@ -141,6 +141,7 @@ def test_who_stops_is_waited_for(claim):
     ray.get(claimed, timeout=60)
 
 
+@pytest.mark.e2e
 def test_a_name_outlives_the_process_of_its_actor(claim):
     launcher.claim_name("lasting")
     with pytest.raises(launcher.NameInUseError):

@@ -87,6 +87,7 @@ def until(condition: Any, seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.e2e
 async def test_an_edited_turn_is_stored_as_the_text_that_it_is(made: tuple[Path, str]) -> None:
     folder, url = made
 

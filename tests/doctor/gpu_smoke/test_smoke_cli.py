@@ -67,7 +67,7 @@ def reasons(report: dict) -> dict[str, str]:
     return {part["name"]: part["reason"] for part in report["parts"]}
 
 
-@pytest.mark.slow
+@pytest.mark.e2e
 @pytest.mark.timeout(600)
 def test_a_machine_with_torch_and_transformers_alone_runs_the_loop_and_names_what_is_missing(tmp_path):
     parts = "device,generator,loop,update,losses,engine,grpo,resume"

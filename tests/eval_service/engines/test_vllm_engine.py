@@ -37,6 +37,7 @@ def scheduler_of(settings: VllmSettings, folder: Path, monkeypatch: pytest.Monke
     return engine._llm.vllm_config.scheduler_config
 
 
+@pytest.mark.e2e
 def test_it_batches_as_vllm_s_own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = scheduler_of(VllmSettings(max_model_len=512), tmp_path, monkeypatch)
     tokens, sequences = AsyncEngineArgs.get_batch_defaults(world_size=1)

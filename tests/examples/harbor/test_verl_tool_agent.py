@@ -162,6 +162,7 @@ async def test_a_limit_ends_the_conversation_and_not_the_trial(agent_class: Any,
     assert (context.metadata["stop"], len(document["steps"])) == ("context_length", 2)
 
 
+@pytest.mark.e2e
 async def test_a_trial_that_harbor_ends_leaves_its_trajectory(agent_class: Any, tmp_path: Path) -> None:
     context = context_stand_in()
     async with serve(call("sleep 20")) as live:

@@ -32,7 +32,7 @@ def start(cpus, gpus=1):
 UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 
 def changed(**settings):
-    few = {{"trainer.n_gpus_per_node": 1, "resource_timeout": 3.0, UNITS: 2}}
+    few = {{"trainer.n_gpus_per_node": 1, "resource_timeout": 1.0, UNITS: 2}}
     return changed_config("gsm8k/gpu.yaml", few | settings)
 
 config = changed()
@@ -78,7 +78,7 @@ def lines():
             with aborted_by_watchers():
                 start_transfer_queue(config)
         told(begin)
-        limit_placement_groups(3.0)
+        limit_placement_groups(1.0)
         from verl.single_controller.ray.base import RayResourcePool
         told(lambda: RayResourcePool([1], max_colocate_count=3).get_placement_groups(device_name="cuda"))
         told(lambda: wait_until_started(Other.options(num_cpus=4).remote(), config))
@@ -122,14 +122,14 @@ def test_what_others_hold_is_waited_for_until_the_deadline(lines):
     assert enough == "nothing"
     assert taken.startswith("ResourcesError after ")
     assert "the training reserves 7 CPU slots" in taken
-    assert "and 6 were free (the run's tool server takes one for each replica) after resource_timeout=3 s" in taken
+    assert "and 6 were free (the run's tool server takes one for each replica) after resource_timeout=1 s" in taken
     assert "free now: 6 of 8 CPUs, 1 of 1 GPUs" in taken
 
 
 def test_an_unplaced_transfer_queue_ends_with_the_requested_resources(lines):
     """Where somebody took the slots after they were seen free: verl's own call would wait for ever."""
     assert lines[4].startswith("ClaimTimeoutError after ")
-    told = "Ray did not give TransferQueue's controller and 2 storage units a CPU slot each within resource_timeout=3 s"
+    told = "Ray did not give TransferQueue's controller and 2 storage units a CPU slot each within resource_timeout=1 s"
     assert told in lines[4]
     assert "7 CPU slots of Ray" in lines[4]
     assert "of 8 CPUs" in lines[4]
@@ -138,12 +138,12 @@ def test_an_unplaced_transfer_queue_ends_with_the_requested_resources(lines):
 def test_a_placement_group_that_finds_no_place_ends_too(lines):
     assert lines[5].startswith("ResourcesError after ")
     assert "1 bundles {'CPU': 3.0" in lines[5]
-    assert "on one node within resource_timeout=3 s; free now: " in lines[5]
+    assert "on one node within resource_timeout=1 s; free now: " in lines[5]
 
 
 def test_a_trainer_that_finds_no_slot_ends_with_what_is_free(lines):
     assert lines[6].startswith(
-        "ResourcesError after 3: Ray did not start the trainer's process, which takes 1 CPU slot"
+        "ResourcesError after 1: Ray did not start the trainer's process, which takes 1 CPU slot"
     )
     assert "free now: " in lines[6]
     assert lines[7] == "nothing"
