@@ -110,9 +110,10 @@ class Trajectory:
             try:
                 await (self._cell(hostile) if random.randrange(3) == 0 else self._command(hostile))
             except ToolFault as fault:
-                lost = fault.kind is FaultKind.STATE_LOST
+                # That of a container whose programs are root may be theirs.
+                lost = fault.kind in (FaultKind.STATE_LOST, FaultKind.TOOL_CRASHED)
                 if self.killed and lost:
-                    self._soak.seen[f"fault state_lost after {self.killed}"] += 1
+                    self._soak.seen[f"fault {fault.kind.value} after {self.killed}"] += 1
                 else:
                     self._soak.sample("a fault without a kill", f"{fault} ({self.killed or 'not killed'})")
                 return number + 1
