@@ -78,7 +78,7 @@ def test_tasks_with_images_train_in_containers(models, tmp_path):
     run = gpu_run(
         *(tmp_path, "terminal", "gpu", models[0]),
         *(f"recipe.tasks={tmp_path}/tasks", f"recipe.data={tmp_path}/data", f"recipe.engine={engine}"),
-        *(f"recipe.task_base_image='python:3*={REAL_IMAGE}'", "recipe.memory_mb=512"),
+        *(f"recipe.task_base_image='python:3*={REAL_IMAGE}'", "recipe.task_memory_mb=512"),
         full=("recipe", "tool_server"),
     )
     run.finish(1200)

@@ -108,7 +108,7 @@ class HostEpisode:
             answer = await asyncio.wait_for(self._exchange(request), seconds)
         except asyncio.TimeoutError as error:
             raise TimeoutError(f"the environment did not answer within {seconds:g} s") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # the last is uvloop's, of a transport that is closed
             raise EpisodeExitedError(await self._exit_status()) from error
         self._waiting = False
         return answer

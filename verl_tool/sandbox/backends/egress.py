@@ -97,8 +97,8 @@ class EgressProxy:
             body = f"{error}\n".encode()
             head = f"HTTP/1.1 {error.status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             connection.stdin.write(head.encode() + body)
-        except (OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
-            pass
+        except (OSError, RuntimeError, asyncio.IncompleteReadError, asyncio.TimeoutError):
+            pass  # RuntimeError is uvloop's, of a transport that is closed
         finally:
             connection.stdin.close()
 

@@ -136,9 +136,10 @@ class _Captured:
 
 
 async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
-    with contextlib.suppress(ConnectionError):
-        stream.write(data)
-        await stream.drain()
+    with contextlib.suppress(ConnectionError, RuntimeError):  # the latter is uvloop's, of a transport that is closed
+        if data:
+            stream.write(data)
+            await stream.drain()
     stream.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -115,8 +116,9 @@ class ResidentClient:
         await self._writer.drain()
 
     def post(self, header: Mapping[str, Any], payload: bytes = b"") -> None:
-        """Send soon."""
-        self._writer.write(resident.encode(header, payload, self._lines))
+        """Send soon. Nothing happens if the pipe is closed, which `drain` tells."""
+        with contextlib.suppress(RuntimeError):  # uvloop's, of a transport that is closed
+            self._writer.write(resident.encode(header, payload, self._lines))
 
     async def spawn(
         self,

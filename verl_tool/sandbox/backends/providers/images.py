@@ -6,7 +6,6 @@ import asyncio
 import weakref
 from typing import Any
 
-from verl_tool.errors import SandboxError
 from verl_tool.sandbox.backends.providers.protocol import ContainerProvider
 from verl_tool.sandbox.backends.settings import ImageSettings
 from verl_tool.util.slots import wait_in_queue
@@ -25,6 +24,8 @@ async def image_settings(provider: ContainerProvider, image: str) -> ImageSettin
     try:
         with wait_in_queue():  # a pull is nobody's time
             return await asyncio.shield(images[key])
-    except SandboxError:
-        images.pop(key, None)
+    except BaseException:
+        task = images.get(key)
+        if task is not None and task.done() and (task.cancelled() or task.exception() is not None):
+            del images[key]  # the next one asks again
         raise
